@@ -1,6 +1,6 @@
 """What a longer context costs: one training step's time and memory a token, by kind of attention.
 
-    .venv/bin/python benchmarks/attention.py [--lengths 2048 4096 8192 16384 32768] [--rounds 3] [--device cpu]
+    .venv/bin/python benchmarks/attention.py [--lengths 2048 4096 8192 16384 32768] [--rounds 3]
 
 Models of equal size (2 layers, width 256, 4 heads of 64, vocabulary 256, feed-forward 682) run forward and backward over one row, fp32.
 Compared: Infini-attention with segments of 512 (linear, delta_bounded), full causal attention by torch's SDPA, and, where it is
@@ -8,15 +8,15 @@ installed, infini-transformer-pytorch 0.1.6 (the most used other implementation)
 all of them as ours and with its default of cutting it every second one. Each case is a process of its own with one thread, in
 which the second of two steps is measured; times are the process's own, so that a busy machine does little to them. glibc's allocator
 is told to keep what it has (GLIBC_TUNABLES below), else from 32k on every tensor of 32 MB is given back to the kernel and faulted in
-anew, which then is half of the time. Memory is the growth of the peak resident size (on a GPU the allocator's peak). The result goes
-to benchmarks/results/attention-<device>.json.
+anew, which then is half of the time. Memory is the growth of the peak resident size. The result goes to
+benchmarks/results/attention-cpu.json.
 
     .venv/bin/python benchmarks/attention.py --backends [--precisions fp32 bf16] [--threads 1 2] [--rounds 7] [--lengths 64 …]
 
 What decides the rule for environment.attention_backend (tasks/patch_environment/plan.py): forward and backward pass of the functions
 of model.backends alone, with `blocked` in both of its forms, in the shapes that a run has. In a round each function has CALLS turns, of
 which its fastest counts: what interrupts a turn is not the function's. A shape is decided where the ratios of all rounds have the same
-sign. Each shape is a process of its own. The rows of this processor, device, precision, number of threads and lengths in
+sign. Each shape is a process of its own. The rows of this processor, precision, number of threads and lengths in
 benchmarks/results/attention-backends.json are replaced. On a machine that is not quiet, run it under `chrt -f 1`: after each turn it lets
 other programs have the time that Linux reserves for them, so that they do not interrupt a turn.
 """
@@ -55,7 +55,7 @@ TOLERANCE = {
 THEIRS = {"infini-transformer-pytorch": 10**9, "infini-transformer-pytorch, gradient cut": 2}
 
 
-def ours(kind: str, device: str):  # noqa: ANN201
+def ours(kind: str):  # noqa: ANN201
     from infini_llama.model.config import LlamaConfig
     from infini_llama.model.llama import Llama
 
@@ -63,7 +63,7 @@ def ours(kind: str, device: str):  # noqa: ANN201
     config = LlamaConfig(
         VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **settings
     )
-    model = Llama(config).to(device)
+    model = Llama(config)
 
     def step(row: torch.Tensor) -> None:
         total, count = model.loss(row[:, :-1], row[:, 1:])
@@ -72,7 +72,7 @@ def ours(kind: str, device: str):  # noqa: ANN201
     return step
 
 
-def theirs(kind: str, device: str):  # noqa: ANN201
+def theirs(kind: str):  # noqa: ANN201
     from infini_transformer_pytorch import InfiniTransformer, InfiniTransformerWrapper  # type: ignore[import-not-found]
 
     delta = {"use_mem_delta_rule": False}
@@ -82,37 +82,28 @@ def theirs(kind: str, device: str):  # noqa: ANN201
     cut = THEIRS[kind]
     wrapped = InfiniTransformerWrapper(
         model, segment_length=SEGMENT, detach_mems_every_num_segments=cut
-    ).to(device)
+    )
     return lambda row: wrapped(row, backward=True)
 
 
-def peak(device: str) -> int:
+def peak() -> int:
     """Bytes at most so far."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def child(kind: str, length: int, device: str) -> None:
+def child(kind: str, length: int) -> None:
     """One case: a step to warm up, then the measured one."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    step = (ours if kind in OURS else theirs)(kind, device)
-    step(torch.randint(VOCABULARY, (1, SEGMENT + 1), device=device))
-    row = torch.randint(VOCABULARY, (1, length + 1), device=device)
-    before = peak(device)
+    step = (ours if kind in OURS else theirs)(kind)
+    step(torch.randint(VOCABULARY, (1, SEGMENT + 1)))
+    row = torch.randint(VOCABULARY, (1, length + 1))
+    before = peak()
     step(row)
-    if device == "cuda":
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        step(row)
-        torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
-    else:
-        started = time.process_time()
-        step(row)
-        seconds = time.process_time() - started
-    print(json.dumps({"seconds": seconds, "bytes": peak(device) - before}))
+    started = time.process_time()
+    step(row)
+    seconds = time.process_time() - started
+    print(json.dumps({"seconds": seconds, "bytes": peak() - before}))
 
 
 # Heads, heads of keys and values, and head size of the presets and of benchmarks/training.py, with the tokens of a micro-batch.
@@ -121,6 +112,7 @@ TOKENS = 2048
 # Tokens of a row, and those of its documents.
 WITH_DOCUMENTS = {128: (20,), 256: (20, 100), 512: (20, 100), 1024: (20, 400), 2048: (100, 700)}
 FORMS = ("sdpa", "blocked", "recomputed")
+COSTS = Path(__file__).with_name("results") / "attention-cpu.json"
 BACKENDS = Path(__file__).with_name("results") / "attention-backends.json"
 CALLS = 3
 RESERVED = 0.1  # of the time, for other programs; Linux gives them 5 % of each second by force
@@ -130,15 +122,14 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     """Seconds of forward and backward of each form, round by round."""
     torch.set_num_threads(case["threads"])
     dtype = torch.bfloat16 if case["precision"] == "bf16" else torch.float32
-    batch, length, size, device = case["batch"], case["length"], case["head_size"], case["device"]
+    batch, length, size = case["batch"], case["length"], case["head_size"]
     heads = (case["heads"], case["kv_heads"], case["kv_heads"], case["heads"])
     q, k, v, downstream = (
-        torch.randn(batch, length, number, size, device=device).to(dtype).transpose(1, 2)
-        for number in heads
+        torch.randn(batch, length, number, size).to(dtype).transpose(1, 2) for number in heads
     )
     documents = None
     if case["document"]:
-        documents = (torch.arange(length, device=device) // case["document"]).repeat(batch, 1)
+        documents = (torch.arange(length) // case["document"]).repeat(batch, 1)
     for x in (q, k, v):
         x.requires_grad_()
 
@@ -147,8 +138,6 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
         backend = "sdpa" if form == "sdpa" else "blocked"
         output = causal_attention(q, k, v, documents, backend, keep_weights=form == "blocked")
         gradients = torch.autograd.grad(output, (q, k, v), downstream)
-        if device == "cuda":
-            torch.cuda.synchronize()
         return time.perf_counter() - started, [output.detach(), *gradients]
 
     results = {form: run(form)[1] for form in FORMS}  # it warms up, too
@@ -185,7 +174,7 @@ def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
     names = ("heads", "kv_heads", "head_size")
     return [
         {
-            "device": options.device,
+            "device": "cpu",
             "precision": precision,
             "threads": threads,
             "batch": max(1, TOKENS // length),
@@ -202,8 +191,6 @@ def compare_backends(options: argparse.Namespace) -> None:
     """Each shape in a process of its own."""
     fifo = os.sched_getscheduler(0) == os.SCHED_FIFO  # under chrt: other programs do not interrupt
     known = about() | {"priority": "real time" if fifo else "ordinary"}
-    if options.device == "cuda":
-        known["processor"] = torch.cuda.get_device_name()
     for case in cases_of(options):
         command = [
             sys.executable,
@@ -242,7 +229,6 @@ def main() -> None:
     )
     parser.add_argument("--lengths", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument(
         "--backends", action="store_true", help="compare the functions of model.backends"
@@ -253,9 +239,8 @@ def main() -> None:
     )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    target = Path(__file__).with_name("results") / f"attention-{options.device}.json"
     if options.child:
-        return child(options.child[0], int(options.child[1]), options.device)
+        return child(options.child[0], int(options.child[1]))
     if options.case:
         return print(json.dumps(try_forms(json.loads(options.case), options.rounds)))
     options.lengths = options.lengths or (SHORT_AND_LONG if options.backends else LONG)
@@ -271,8 +256,6 @@ def main() -> None:
                 command = [
                     sys.executable,
                     __file__,
-                    "--device",
-                    options.device,
                     "--child",
                     kind,
                     str(length),
@@ -304,16 +287,13 @@ def main() -> None:
         "platform": platform.platform(),
         "python": platform.python_version(),
     }
-    if options.device == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name()
-    stored = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
-    stored |= {
+    stored = {
         "machine": machine,
         "torch": torch.__version__,
         "load": os.getloadavg(),
         "runs": cases,
     }
-    target.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    COSTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return None
 
 

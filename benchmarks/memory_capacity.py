@@ -46,9 +46,6 @@ def main() -> None:
     parser.add_argument("--updates", nargs="+", default=["linear", "delta_bounded"])
     parser.add_argument("--head-dims", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument(
-        "--jitter", action="store_true", help="with the jitter of benchmarks/memory.py"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     task = Task(rows, FILLERS + KEYS * VALUES + KEYS + VALUES, 1, RECIPE)
@@ -56,18 +53,15 @@ def main() -> None:
         for update in options.updates:
             for size in options.head_dims:
                 settings = {"attention": "infini", "memory_update": update, "head_dim": size}
-                model, curve = train(
-                    task, settings | {"memory_write_jitter": 32.0 if options.jitter else 1.0}, seed
-                )
+                model, curve = train(task, settings, seed)
                 result = {
                     "update": update,
                     "head_dim": str(size),
                     "seed": seed,
-                    "jitter": options.jitter,
                 }
                 result |= {"recipe": asdict(RECIPE), "curve": curve, "segment": SEGMENT}
                 result["found"] = [measure(model, facts) for facts in FACTS]
-                store("memory_capacity", result, ("update", "head_dim", "seed", "jitter"))
+                store("memory_capacity", result, ("update", "head_dim", "seed"))
                 print(
                     update,
                     size,

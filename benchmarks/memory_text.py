@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from memory import gates
 from memory_results import store
 
 from infini_llama.model.config import LlamaConfig
@@ -35,11 +36,11 @@ LEFT_OUT = {
     "encodings",
     "pydoc_data",
 }  # tests, tables
+MEASURED_ROWS = 40
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {"attention": "infini", "memory_update": "linear"},
     "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
     "local": {"attention": "local"},
-    "full": {"attention": "softmax"},
 }
 
 
@@ -67,9 +68,9 @@ class Recipe:
         return self.segment * self.segments
 
 
-def documents(least: int, folder: str = "stdlib") -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Training and held-out documents as bytes, each of at least `least`; `folder`: a name of `sysconfig.get_path`."""
-    root = Path(sysconfig.get_path(folder))
+def documents(least: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Training and held-out documents as bytes, each of at least `least`."""
+    root = Path(sysconfig.get_path("stdlib"))
     found: list[bytes] = []
     for path in sorted(root.iterdir()):
         files = (
@@ -103,9 +104,9 @@ def batch(texts: list[torch.Tensor], recipe: Recipe, generator: torch.Generator)
 
 
 def train(
-    name: str, recipe: Recipe, seed: int, texts: list[torch.Tensor], device: str = "cpu"
+    name: str, recipe: Recipe, seed: int, texts: list[torch.Tensor]
 ) -> tuple[Llama, list[dict[str, Any]]]:
-    """A model and its training losses and gates on the way; in bf16 on a GPU."""
+    """A model and its training losses and gates on the way."""
     torch.manual_seed(seed)
     model = Llama(
         LlamaConfig(
@@ -121,7 +122,7 @@ def train(
             initializer_range=0.05,
             **MODELS[name],
         )
-    ).to(device)
+    )
     groups = parameter_groups(model, recipe.weight_decay)
     peaks = [
         recipe.gate_learning_rate if group["name"] == "gates" else recipe.learning_rate
@@ -134,8 +135,7 @@ def train(
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (step + 1) / recipe.warmup, left)
         rows = batch(texts, recipe, generator)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            total, count = model.loss(rows[:, :-1].to(device), rows[:, 1:].to(device))
+        total, count = model.loss(rows[:, :-1], rows[:, 1:])
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -150,31 +150,17 @@ def train(
     return model.eval(), curve
 
 
-def gates(model: Llama) -> list[list[float]]:
-    """Share of the memory in each head's output, by layer."""
-    found = [
-        parameter.sigmoid()
-        for name, parameter in model.named_parameters()
-        if name.endswith(".gate")
-    ]
-    return [[round(share, 3) for share in layer.tolist()] for layer in found]
-
-
 @torch.inference_mode()
-def by_segment(
-    model: Llama, texts: list[torch.Tensor], recipe: Recipe, most: int = 40
-) -> list[float]:
-    """Bits per byte of each segment of a row, over the first `most` rows that the documents' beginnings have."""
+def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe) -> list[float]:
+    """Bits per byte of each segment of a row, over the first MEASURED_ROWS rows that the documents' beginnings have."""
     length = recipe.segment * recipe.measured
     starts = [(one, start) for one in texts for start in range(0, len(one) - length - 1, length)]
-    chosen = starts[:: max(1, len(starts) // most)][:most]
+    chosen = starts[:: max(1, len(starts) // MEASURED_ROWS)][:MEASURED_ROWS]
     sums = torch.zeros(recipe.measured, dtype=torch.float64)
     for one, start in chosen:
-        row = one[None, start : start + length + 1].long().to(model.lm_head.weight.device)
-        with torch.autocast(row.device.type, torch.bfloat16, enabled=row.is_cuda):
-            logits = model(row[:, :-1])[0]
-        nats = F.cross_entropy(logits.float(), row[0, 1:], reduction="none")
-        sums += nats.double().cpu().view(recipe.measured, recipe.segment).sum(1)
+        row = one[None, start : start + length + 1].long()
+        nats = F.cross_entropy(model(row[:, :-1])[0], row[0, 1:], reduction="none")
+        sums += nats.double().view(recipe.measured, recipe.segment).sum(1)
     return (sums / math.log(2) / recipe.segment / len(chosen)).tolist()
 
 

@@ -1,12 +1,12 @@
 """What the flow costs around training: `run` on a running server, `run --no-prefect` and bare torchrun, on a dataset that is built.
 
-    .venv/bin/python benchmarks/orchestration.py [--rounds N] [--finished] [--other SRC]
+    .venv/bin/python benchmarks/orchestration.py [--rounds N] [--finished]
 
 Each case is timed as a whole process, from its start to the first line of metrics.jsonl and to its end, in turn and in changing order;
 differences are taken within a round. CPU seconds (user and system) are those of the process and all its children, without the
-Prefect server, which has its own. The raw times go to benchmarks/results/orchestration.json, or with --finished, where the run
-is a finished one and the baseline is --no-prefect, to orchestration-finished.json. --other adds another version: the folder src/ of
-its checkout. Where two cases train with other losses, it ends with an error and stores nothing.
+Prefect server. The raw times go to benchmarks/results/orchestration.json, or with --finished, where the run
+is a finished one and the baseline is --no-prefect, to orchestration-finished.json. Where two cases train with other losses, it ends
+with an error and stores nothing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from infini_llama.flows.server import api_for_serve
 from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.runs.run_folder import read_attempt_plan, write_attempt_plan
 
-KINDS = ("first_step", "total", "cpu", "server_cpu")
+KINDS = ("first_step", "total", "cpu")
 Case = Callable[[str], dict[str, Any]]
 COMMAND = [sys.executable, "-m", "infini_llama"]
 SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_steps=20", "train.save_steps=20"]
@@ -39,9 +39,9 @@ SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_bat
 
 
 def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Seconds to the first step on record, and to the end; CPU seconds of the processes, and of the server meanwhile."""
+    """Seconds to the first step on record, and to the end; CPU seconds of the processes."""
     started, first = time.perf_counter(), None
-    before, served = resource.getrusage(resource.RUSAGE_CHILDREN), server_cpu()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -55,20 +55,11 @@ def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dic
         assert process.returncode == 0 and first is not None, output.read().decode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    times = {"first_step": first, "total": total, "cpu": cpu, "server_cpu": server_cpu() - served}
+    times = {"first_step": first, "total": total, "cpu": cpu}
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses, f"{metrics} has no loss"
     return times | {"losses": losses}
-
-
-def server_cpu() -> float:
-    """CPU seconds so far of the server, which is this process' only child between two cases."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    if not children:
-        return 0.0
-    fields = Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -102,7 +93,7 @@ def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> 
     return timed(command, home / "runs" / name / "metrics.jsonl", environment)
 
 
-def main(rounds: int, finished: bool, other: str | None) -> None:
+def main(rounds: int, finished: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         environment = os.environ | {
@@ -115,9 +106,6 @@ def main(rounds: int, finished: bool, other: str | None) -> None:
         template = home / "runs/first/logs/attempt-01"
         with api_for_serve(home, "127.0.0.1", free_port()):
             served = environment | {"PREFECT_API_URL": os.environ["PREFECT_API_URL"]}
-            versions = {"run": served} | (
-                {"run of the other version": served | {"PYTHONPATH": other}} if other else {}
-            )
 
             def case(environment: dict[str, str], *options: str) -> Case:
                 return lambda name: whole(
@@ -129,11 +117,11 @@ def main(rounds: int, finished: bool, other: str | None) -> None:
                 if finished
                 else {"torchrun": lambda name: bare(home, name, template, environment)}
             )
-            cases |= {"run --no-prefect": case(environment, "--no-prefect")} | {
-                name: case(of) for name, of in versions.items()
+            cases |= {
+                "run --no-prefect": case(environment, "--no-prefect"),
+                "run": case(served),
             }
-            for name in versions:
-                cases[name](f"warm-{len(name)}")
+            cases["run"]("warm")
             times = rounds_of(cases, rounds)
     report(times, "orchestration-finished" if finished else "orchestration")
 
@@ -196,6 +184,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--finished", action="store_true")
-    parser.add_argument("--other", metavar="SRC")
     parsed = parser.parse_args()
-    main(parsed.rounds, parsed.finished, parsed.other)
+    main(parsed.rounds, parsed.finished)

@@ -11,8 +11,8 @@ Each round runs every program once, each in a process of its own. `work_seconds`
 (with the processes it starts), `start_seconds` of its imports and, for us, of the engine's check, which is made once a tokenizer and
 not once a corpus; `ids` stands for how often each token occurs, so it is the same for the same ids; `peak_megabytes` is the largest
 process's. Peers that are not installed are named and left out. `megatron-fast` is what Megatron-LM's tools/preprocess_data_fast.py
-does (gigatoken over the whole file, the end-of-text token appended, .bin and .idx written; no checksum, no fsync), `encode` gigatoken
-alone on text that is already in memory, `ours, unchanged` the same command again. `ours, default` is the whole work of a configuration that
+does (gigatoken over the whole file, the end-of-text token appended, .bin and .idx written; no checksum, no fsync), `ours, unchanged` the
+same command again. `ours, default` is the whole work of a configuration that
 names no tokenizer: one of 4,096 tokens is learned from the text, the engine is checked, and the text is encoded. Its ids are its own.
 
 Where two programs' `ids` differ, or their numbers of tokens by more than the rows that are not full, it ends with an error and stores
@@ -115,18 +115,6 @@ def again(corpus: Path, tokenizer: Path, output: Path) -> Work:
     time.sleep(2.5)  # what has just been written is read again
     first()
     return first
-
-
-def encode(corpus: Path, tokenizer: Path, output: Path) -> Work:
-    from tokenizers import Tokenizer
-
-    from infini_llama.tasks.batches import batches
-    from infini_llama.tasks.tokenizers.encoder import encoder_of
-    from infini_llama.tasks.tokenizers.engines import gigatoken_of
-
-    engine = gigatoken_of(encoder_of(Tokenizer.from_file(str(tokenizer)), True).to_str())
-    texts = [text.encode() for text in texts_of(corpus)]
-    return lambda: sum(len(engine(batch)[0]) for batch in batches(texts, len))
 
 
 def megatron_fast(corpus: Path, tokenizer: Path, output: Path) -> Work:
@@ -246,16 +234,15 @@ def litdata(corpus: Path, tokenizer: Path, output: Path) -> Work:
 
 # Its IDs are those of no other program.
 LEARNED = "ours, default"
-PROGRAMS: dict[str, tuple[str | None, Callable[..., Work], tuple[Any, ...]]] = {
-    LEARNED: (None, default, ()),
-    "ours, gigatoken": ("gigatoken", ours, ("gigatoken",)),
-    "megatron-fast": ("gigatoken", megatron_fast, ()),
-    "encode": ("gigatoken", encode, ()),
-    "ours, unchanged": ("gigatoken", again, ()),
-    "ours, tokenizers": (None, ours, ("tokenizers",)),
-    "datasets.map": ("transformers", datasets_map, ()),
-    "datatrove": ("datatrove", datatrove, ()),
-    "litdata": ("litdata", litdata, ()),
+PROGRAMS: dict[str, tuple[Callable[..., Work], tuple[Any, ...]]] = {
+    LEARNED: (default, ()),
+    "ours, gigatoken": (ours, ("gigatoken",)),
+    "megatron-fast": (megatron_fast, ()),
+    "ours, unchanged": (again, ()),
+    "ours, tokenizers": (ours, ("tokenizers",)),
+    "datasets.map": (datasets_map, ()),
+    "datatrove": (datatrove, ()),
+    "litdata": (litdata, ()),
 }
 
 
@@ -263,7 +250,7 @@ def child(name: str, corpus: Path, tokenizer: Path) -> None:
     """One program in this process: its measures as a line of JSON, the last of stdout."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="preparation-") as folder:
-        _, prepare, more = PROGRAMS[name]
+        prepare, more = PROGRAMS[name]
         work = prepare(corpus, tokenizer, Path(folder), *more)
         started, cpu = time.perf_counter(), _cpu()
         tokens = work()

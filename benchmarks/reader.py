@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from agreement import require_equal
 
-from infini_llama.tasks.preprocess.rows.packing import costs_of, pack
+from infini_llama.tasks.preprocess.rows.packing import pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
 from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, WrittenSplit, describe_split
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
@@ -216,12 +216,9 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, (work, units) in works.items():
                 found[name].append(nanoseconds(work, units))
-    packed = pack(lengths, LENGTH, "best_fit")
     medians = {name: statistics.median(times) for name, times in found.items()}
-    costs = costs_of(packed, lengths, LENGTH).to_json()
     for name, median in medians.items():
         print(f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})")
-    print(costs)
     machine = {
         "cores": os.cpu_count(),
         "platform": platform.platform(),
@@ -232,7 +229,6 @@ def main() -> None:
         "datasets": version("datasets"),
         "medians": medians,
         "runs": found,
-        "best_fit": costs,
     }
     options.output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 

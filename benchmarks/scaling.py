@@ -1,4 +1,4 @@
-"""A dataset of a million shards: what listing, quick verification, opening, resuming and a rank's slice cost.
+"""A dataset of a million shards: what quick verification, opening and resuming cost.
 
     .venv/bin/python benchmarks/scaling.py [--shards 10000 100000 1000000] [--output benchmarks/results/scaling.json]
 
@@ -34,7 +34,6 @@ from infini_llama.tasks.storage.artifacts import (
 
 TOKENS = 4096  # of the shard that all of them are
 LINKS = 30_000  # to one file
-BATCH = 1024
 
 
 def main() -> None:
@@ -68,33 +67,21 @@ def timed(action: Callable[[], Any]) -> tuple[float, Any]:
 def one(shards: int, folder: Path) -> dict[str, Any]:
     """Seconds of each operation on a dataset of this many shards, and the process's peak of memory so far."""
     dataset = folder / "dataset"
-    made, _ = timed(lambda: make(dataset, shards))
-    listed, entries = timed(lambda: sum(1 for _ in os.scandir(dataset / "train")))
-    assert entries == shards
-    read, manifest = timed(lambda: read_manifest(dataset, "dataset"))
+    make(dataset, shards)
+    read, _ = timed(lambda: read_manifest(dataset, "dataset"))
     verified, _ = timed(lambda: check(dataset, "dataset", checksums=False))
     opened, reader = timed(lambda: TokenReader(dataset, "rows", "train"))
     rows = len(reader)
-    ranks = {}
-    for world in (8, 1024):
-        size = BATCH // world
-        ranks[world] = timed(lambda size=size: rows_of_samples(10**9, BATCH, rows, 1)[:size])[0]
     first_batch, _ = timed(lambda: reader.gather(rows_of_samples(10**6, 8, rows, 1)))
-    later_batch, _ = timed(lambda: reader.gather(rows_of_samples(2 * 10**6, 8, rows, 1)))
     return {
         "shards": shards,
         "tokens": shards * TOKENS,
         "manifest_bytes": (dataset / MANIFEST).stat().st_size,
-        "make_seconds": made,
-        "list_seconds": listed,
         "read_manifest_seconds": read,
         "verify_quick_seconds": verified,
         "open_reader_seconds": opened,
-        "rank_slice_seconds": ranks,
         "batch_of_8_after_resume_seconds": first_batch,
-        "next_batch_seconds": later_batch,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "files_of_manifest": len(manifest.files),
     }
 
 

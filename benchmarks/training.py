@@ -4,7 +4,6 @@
     .venv/bin/pip install --no-deps --target /tmp/litgpt litgpt lightning lightning-utilities torchmetrics pytorch-lightning \
         jsonargparse typeshed_client
     .venv/bin/python benchmarks/training.py --litgpt /tmp/litgpt [--sizes s m] [--vocabularies 8192 32000] [--starts 5] [--rounds 9]
-    .venv/bin/python benchmarks/training.py --tables     # print the tables of the stored results
 
 All start from the same weights and take the same batches (2,048 tokens in sequences of 512, random), with AdamW without decay and
 gradients clipped to 1. Their losses have to agree within 1e-3; else the script ends with an error and stores nothing. Each lane is a
@@ -16,8 +15,8 @@ and the allocator is the system's. "our allocator": with the variables that our 
 torch_compile=True, litgpt's model through torch.compile.
 
 A start is a new plan and a new process of each lane; its result is the median over the rounds of the ratio within each round (time of
-the other program over ours in the same mode). The tables have the median over the starts with the lowest and highest start. Results go
-to benchmarks/results/training.json, a row per size, vocabulary and kind of processor.
+the other program over ours in the same mode). The median over the starts is printed with the lowest and highest start. Results go to
+benchmarks/results/training.json, a row per size, vocabulary and kind of processor.
 """
 
 import argparse
@@ -29,12 +28,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from agreement import require_close
+from stored_rows import store
 from training_peer import LENGTH, ROWS, SIZES
 
 from infini_llama.configs.schema import PipelineConfig
@@ -233,86 +232,19 @@ def processor_name() -> str:
     return f"{found.model}, {'AMX' if found.amx else 'AVX512-BF16' if found.bf16 else 'no bf16'}"
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
-
-
-def over_starts(
-    row: dict[str, Any], value: Callable[[dict[str, Any]], float]
-) -> tuple[float, float, float]:
-    """Median, lowest and highest of a value of each start."""
-    values = [value(one) for one in row["starts"]]
-    return statistics.median(values), min(values), max(values)
-
-
 def ratio(row: dict[str, Any], lane: Lane) -> tuple[float, float, float]:
     """Time of this lane over ours in the same mode: median within each start, then over the starts with its range."""
     ours = Lane("ours", lane.compiled, True).label
-    return over_starts(
-        row,
-        lambda one: statistics.median(
+    found = [
+        statistics.median(
             theirs / mine
             for theirs, mine in zip(
                 one["lanes"][lane.label]["wall"], one["lanes"][ours]["wall"], strict=True
             )
-        ),
-    )
-
-
-def tables(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table per processor and mode."""
-    lines: list[str] = []
-    for processor in dict.fromkeys(row["processor"] for row in rows):
-        mine = [row for row in rows if row["processor"] == processor]
-        for mode in ("eager", "compiled"):
-            lanes = [
-                lane
-                for lane in lanes_of([*PROGRAMS], [mode])
-                if lane.label in mine[0]["starts"][0]["lanes"]
-            ]
-            if len(lanes) > 1 and lanes[0].program == "ours":
-                lines += ["", *_table(processor, mode, mine, lanes)]
-    return "\n".join(lines).strip()
-
-
-def _table(processor: str, mode: str, rows: list[dict[str, Any]], lanes: list[Lane]) -> list[str]:
-    heads = [
-        "model, vocabulary",
-        "ours: tokens per second",
-        "ours: settings",
-        *(lane.label for lane in lanes[1:]),
-    ]
-    lines = [f"**{processor}, {mode}**", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for row in rows:
-        tokens = row["tokens_per_step"] * row["steps_per_turn"]
-        label = lanes[0].label
-        speed = over_starts(
-            row, lambda one, n=tokens, x=label: n / statistics.median(one["lanes"][x]["wall"])
         )
-        chosen = {
-            ", ".join(
-                str(one["settings"][label][name])
-                for name in SETTINGS
-                if name in one["settings"][label]
-            )
-            for one in row["starts"]
-        }
-        cells = [
-            f"{row['size']}, {row['vocabulary']:,}",
-            f"{speed[0]:,.0f} ({speed[1]:,.0f} to {speed[2]:,.0f})",
-        ]
-        cells += ["; ".join(sorted(chosen))]
-        cells += ["{:.2f} ({:.2f} to {:.2f})".format(*ratio(row, lane)) for lane in lanes[1:]]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def store(row: dict[str, Any]) -> None:
-    """In place of an earlier row of the same size, vocabulary and processor."""
-    same = ("size", "vocabulary", "processor")
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
-    kept = [old for old in rows if any(old[name] != row[name] for name in same)]
-    RESULTS.write_text(json.dumps({"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8")
+        for one in row["starts"]
+    ]
+    return statistics.median(found), min(found), max(found)
 
 
 def main() -> None:
@@ -332,21 +264,18 @@ def main() -> None:
     parser.add_argument(
         "--litgpt", default=None, help="folder that litgpt was installed into; default: without it"
     )
-    parser.add_argument(
-        "--tables", action="store_true", help="print the tables of the stored results and end"
-    )
     arguments = parser.parse_args()
-    if arguments.tables:
-        print(tables(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]))
-        return
     if not arguments.litgpt:
         arguments.programs = [name for name in arguments.programs if name != "litgpt"]
     with tempfile.TemporaryDirectory(prefix="training-") as home:
         for size in arguments.sizes:
             for vocabulary in arguments.vocabularies:
                 row = compete(size, vocabulary, arguments, Path(home))
-                store(row)
-                print(tables([row]), flush=True)
+                store(RESULTS, row, ("size", "vocabulary", "processor"))
+                if "ours" in arguments.programs:
+                    for lane in lanes_of(arguments.programs, arguments.modes):
+                        ratios = "{:.2f} ({:.2f} to {:.2f})".format(*ratio(row, lane))
+                        print(f"{size}, {vocabulary:,}: {lane.label} {ratios}", flush=True)
 
 
 if __name__ == "__main__":

@@ -136,23 +136,20 @@ class SegmentAttention(Attention):
         first = min(count, max(0, 1 - completed))
         second = min(count, max(0, 2 - completed))
         parts: list[torch.Tensor] = []
-        for begin, end, has_before in ((0, first, False), (first, second, True)):
+        for begin, end in ((0, first), (first, second), (second, count)):
             if begin == end:
                 continue
             here = slice(begin, end)
             keys = [turned_k[:, here]]
             values = [v[:, here]]
-            if has_before:
+            if begin >= first:
                 place = slice(begin - first, end - first)
                 keys.insert(0, before_k[:, place])
                 values.insert(0, before_v[:, place])
-            parts.append(self._rectangle(turned_q[:, here], keys, values, layout, here))
-        if second < count:
-            here = slice(second, count)
-            sinks_k, sinks_v = self._sinks(k, v, layout, state, here)
-            place = slice(second - first, count - first)
-            keys = [sinks_k, before_k[:, place], turned_k[:, here]]
-            values = [sinks_v, before_v[:, place], v[:, here]]
+            if begin >= second:
+                sinks_k, sinks_v = self._sinks(k, v, layout, state, here)
+                keys.insert(0, sinks_k)
+                values.insert(0, sinks_v)
             parts.append(self._rectangle(turned_q[:, here], keys, values, layout, here))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3)
 

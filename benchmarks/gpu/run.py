@@ -1,7 +1,6 @@
-"""Everything that is measured and checked on a GPU, in parts of at most ten minutes each, but for `long`:
+"""Everything that is measured and checked on a GPU, in parts of at most ten minutes each:
 
     python benchmarks/gpu/run.py --part correctness throughput memory data infini [--wheels wheels] [--out build/gpu]
-    python benchmarks/gpu/run.py --part long --minutes 40   # long documents: four models of nine minutes
     python benchmarks/gpu/run.py --rehearse --together   # the same code at tiny sizes on the CPU, about a minute
 
 It needs Python 3.12, torch 2.11 built for CUDA 13, numpy, tokenizers, pyarrow, transformers and tensorboard, and no network, Prefect
@@ -29,7 +28,7 @@ from case import Case, Row
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PARTS = ("correctness", "throughput", "memory", "data", "infini", "long")
+PARTS = ("correctness", "throughput", "memory", "data", "infini")
 
 
 def cases_of(part: str) -> dict[str, Case]:

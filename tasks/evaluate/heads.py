@@ -116,10 +116,9 @@ def save_picture(scores: HeadScores, target: Path) -> None:
     heads = len(scores.retrieval[0])
     drawn = Figure(figsize=(2.5 + 0.5 * heads, 1.6 + 0.19 * layers), layout="constrained")
     measured = {"retrieval": scores.retrieval, "induction": scores.induction}
-    image = None
     panels = drawn.subplots(1, 2, sharey=True)
     for axes, (title, values) in zip(panels, measured.items(), strict=True):
-        image = axes.imshow(
+        axes.imshow(
             values,
             vmin=0,
             vmax=1,
@@ -140,6 +139,5 @@ def save_picture(scores: HeadScores, target: Path) -> None:
             yticks=range(0, layers, max(1, layers // 15)),
         )
     drawn.axes[0].set_ylabel("layer")
-    assert image is not None
-    drawn.colorbar(image, ax=drawn.axes, label="share of attention")
+    drawn.colorbar(panels[-1].images[0], ax=drawn.axes, label="share of attention")
     drawn.savefig(target, dpi=120)

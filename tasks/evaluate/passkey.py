@@ -285,7 +285,8 @@ def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
     """
     size = model.config.segment_length
     known: dict[tuple[int, ...], torch.Tensor] = {}
-    for piece in _segments(tokens, size, max(1, PIECE // size)):
+    segments = iter(lambda: tuple(islice(tokens, size)), ())
+    while piece := list(islice(segments, max(1, PIECE // size))):
         new = [segment for segment in dict.fromkeys(piece) if segment not in known]
         if new:
             if len(known) + len(new) > KNOWN_SEGMENTS:
@@ -294,23 +295,6 @@ def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
             outputs = model.below_memory(torch.tensor(new, device=model.lm_head.weight.device))
             known.update(zip(new, outputs, strict=True))
         model.remember(torch.cat([known[segment] for segment in piece])[None], states)
-
-
-def _segments(
-    tokens: Iterator[int],
-    size: int,
-    at_a_time: int,
-) -> Iterator[list[tuple[int, ...]]]:
-    """Segments of `size` tokens, in lists of at most `at_a_time`."""
-    while True:
-        segments: list[tuple[int, ...]] = []
-        for _ in range(at_a_time):
-            segment = tuple(islice(tokens, size))
-            if segment:
-                segments.append(segment)
-        if not segments:
-            return
-        yield segments
 
 
 def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> dict[str, Result]:

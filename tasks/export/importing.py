@@ -217,20 +217,19 @@ def architecture_of(
             memory_maps=attention == "infini",
             attend_previous_segment=False,
         )
-    if segment_length is not None:
-        if chosen.attention == "softmax":
+    for option, is_given in (
+        ("--segment-length", segment_length is not None),
+        ("--attend-previous-segment", attend_previous_segment),
+    ):
+        if is_given and chosen.attention == "softmax":
             raise ConfigError(
-                "--segment-length is for Infini-attention; add --attention infini, or remove it."
+                f"{option} is for Infini-attention; add --attention infini, or remove it."
             )
-        chosen = replace(chosen, segment_length=segment_length)
-    if attend_previous_segment:
-        if chosen.attention == "softmax":
-            raise ConfigError(
-                "--attend-previous-segment is for Infini-attention; add --attention infini, or "
-                "remove it."
-            )
-        chosen = replace(chosen, attend_previous_segment=True)
-    return chosen
+    return replace(
+        chosen,
+        segment_length=chosen.segment_length if segment_length is None else segment_length,
+        attend_previous_segment=attend_previous_segment or chosen.attend_previous_segment,
+    )
 
 
 def longest_row(config: LlamaConfig) -> int:

@@ -353,12 +353,8 @@ class CheckpointFacts(Record):
     @property
     def pointers(self) -> str:
         """The pointers that name it: "latest", "best", both or neither."""
-        names: list[str] = []
-        if self.latest:
-            names.append("latest")
-        if self.best:
-            names.append("best")
-        return " ".join(names)
+        is_named = {"latest": self.latest, "best": self.best}
+        return " ".join(name for name, is_here in is_named.items() if is_here)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -192,9 +192,8 @@ def _draw(
     axes.tick_params(colors=ink, which="both", labelsize=9, length=0)
     axes.grid(color=line, linewidth=0.8)
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(side == "bottom")
-        axes.spines[side].set_color(line)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines.bottom.set_color(line)
     _margins(drawn, beside)
     return drawn
 

@@ -87,41 +87,34 @@ def _by_distance(words: str, cells: Sequence[PasskeyResult]) -> Curve:
 def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
     """A curve per run in each chart."""
 
-    def chart(
-        title: str,
-        x_label: str,
-        curve: Callable[[RunReader], Curve],
-    ) -> Chart:
-        return Chart(title, [curve(run) for run in runs], x_label)
-
-    def trained(value: Value[TrainLine]) -> Callable[[RunReader], Curve]:
-        return lambda run: _curve(run.name, run.trained, value)
+    def trained(value: Value[TrainLine]) -> list[Curve]:
+        return [_curve(run.name, run.trained, value) for run in runs]
 
     def validated(
         value: Value[ValidationLine],
         place: Callable[[RunReader], Callable[[int], float]],
-    ) -> Callable[[RunReader], Curve]:
-        return lambda run: _curve(run.name, run.validated, value, points=True, x=place(run))
+    ) -> list[Curve]:
+        return [_curve(run.name, run.validated, value, points=True, x=place(run)) for run in runs]
 
     return [
-        chart("Training loss, nats per token", "step", trained(lambda line: line.loss)),
-        chart(
+        Chart("Training loss, nats per token", trained(lambda line: line.loss)),
+        Chart(
             "Validation loss, nats per token",
-            "tokens",
             validated(lambda line: line.loss, tokens_at),
-        ),
-        chart(
-            "Validation, bits per byte",
             "tokens",
-            validated(lambda line: line.bits_per_byte, tokens_at),
         ),
-        chart(
+        Chart(
+            "Validation, bits per byte",
+            validated(lambda line: line.bits_per_byte, tokens_at),
+            "tokens",
+        ),
+        Chart(
             "Validation loss, nats per token",
-            "seconds of steps",
             validated(lambda line: line.loss, seconds_at),
+            "seconds of steps",
         ),
         *charts_of_metrics(runs, ()),
-        chart("Mean share of memory in the output", "step", trained(lambda line: line.mean_gate)),
+        Chart("Mean share of memory in the output", trained(lambda line: line.mean_gate)),
     ]
 
 

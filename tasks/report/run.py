@@ -5,7 +5,7 @@ It has results, curves, time, attempts, checkpoints, samples, data, model and ma
 
 import logging
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import yaml
@@ -38,6 +38,7 @@ from infini_llama.tasks.formatting import (
     shown,
     side_by_side,
 )
+from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.manifest import SPLITS
 from infini_llama.tasks.records.metrics import (
     PasskeyLine,
@@ -263,11 +264,11 @@ def _evaluations(run: RunReader) -> Iterator[Block]:
     yield table(list(_losses(texts)))
     yield subsection(
         "Passkey: numbers found, by length and depth",
-        table(list(_passkeys(passkeys))),
+        table(list(_passkeys(passkeys, passkey_rows))),
     )
     yield subsection(
         "Passkey: numbers found, by segment boundaries",
-        table(list(_distances(passkeys))),
+        table(list(_passkeys(passkeys, distance_rows))),
     )
     yield subsection(
         "Passkey: numbers found with a memory that is not the text's own",
@@ -288,20 +289,14 @@ def _losses(lines: Iterable[PerplexityLine]) -> Iterator[Cells]:
             }
 
 
-def _passkeys(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
+def _passkeys(
+    lines: Iterable[PasskeyLine],
+    rows_of: Callable[[Iterable[PasskeyResult]], list[dict[str, object]]],
+) -> Iterator[Cells]:
     for line in lines:
         for words, cells in line.measurements():
-            yield from (_row_of(line, words, row) for row in passkey_rows(cells))
-
-
-def _distances(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
-    for line in lines:
-        for words, cells in line.measurements():
-            yield from (_row_of(line, words, row) for row in distance_rows(cells))
-
-
-def _row_of(line: PasskeyLine, words: str, row: Cells) -> Cells:
-    return {"step": line.step, "": words, "form": line.form, "filler": line.filler, **row}
+            about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
+            yield from (about | row for row in rows_of(cells))
 
 
 def _controls(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:

@@ -9,7 +9,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,19 +67,13 @@ def examine(home: Path) -> Filesystem:
                 failing = "files cannot be mapped into memory"
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).close()
             failing = ""
-            has_links = _has_links(Path(scratch))
+            with suppress(OSError):
+                Path(scratch, "link").symlink_to("target")
+                has_links = True
     except OSError as error:
         fault = f"{failing or 'files cannot be removed'} ({error.strerror or error})"
         return Filesystem(folder, fault, has_links)
     return Filesystem(folder, "", has_links)
-
-
-def _has_links(folder: Path) -> bool:
-    try:
-        (folder / "link").symlink_to("target")
-    except OSError:
-        return False
-    return True
 
 
 def require_usable(

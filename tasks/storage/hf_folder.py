@@ -186,8 +186,6 @@ def _template(path: Path, stated: object) -> str | dict[str, str] | None:
         match each:
             case {"name": str(name), "template": str(template)}:
                 templates[name] = template
-            case _:
-                pass
     if templates.keys() == {"default"}:
         return templates["default"]
     return templates or None

@@ -270,8 +270,9 @@ class TensorReader(StorageReader):
             table = TensorTable.model_validate_json((self.folder / TABLE).read_bytes(), strict=True)
             if table.byteorder != sys.byteorder:
                 raise ValueError(f"it was written on a {table.byteorder}-endian machine")
-            entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-            entries |= {name: self._entry(name, entry) for name, entry in table.tensors.items()}
+            entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
+                name: self._entry(name, entry) for name, entry in table.tensors.items()
+            }
         except (OSError, ValueError, KeyError) as error:
             fault = first_fault(error) if isinstance(error, ValidationError) else error
             raise DataError(

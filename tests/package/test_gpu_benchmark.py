@@ -155,8 +155,8 @@ def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
     assert "rows" in cases(out, "data")["preparing ahead"]
 
 
-def test_the_parts_but_the_long_one_are_planned_for_40_minutes():
-    cases = {part: run.cases_of(part) for part in run.PARTS if part != "long"}
+def test_the_parts_are_planned_for_40_minutes():
+    cases = {part: run.cases_of(part) for part in run.PARTS}
     assert sum(case.seconds for part in cases.values() for case in part.values()) <= 40 * 60
     assert all(case.seconds < 9.5 * 60 for part in cases.values() for case in part.values())
 
