@@ -109,17 +109,18 @@ def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatc
         "test.jsonl": '{"text": "c"}\n',
         "more.jsonl": '{"text": "d"}\n',
     }
-    for folder, files, documents, others in (
-        ("mixed", texts, ["b", "c"], {".csv": 1}),
-        ("named", names, ["b"], {".jsonl": 2}),
-        ("whole", {"b.jsonl": '{"text": "b"}\n'}, ["b"], {}),
+    held_out = {"validation_split": "test"}
+    for folder, files, splits, documents, others in (
+        ("mixed", texts, {}, ["b", "c"], {".csv": 1}),
+        ("named", names, {}, ["b"], {".jsonl": 2}),
+        ("named", names, held_out, ["b", "c"], {".jsonl": 1}),
+        ("whole", {"b.jsonl": '{"text": "b"}\n'}, {}, ["b"], {}),
     ):
         for name, content in files.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_text(content)
-        corpus = survey(
-            DataConfig(source="huggingface", dataset=str(tmp_path / folder), streaming=streaming)
-        )
+        given = {"source": "huggingface", "dataset": str(tmp_path / folder), "streaming": streaming}
+        corpus = survey(DataConfig.model_validate(given | splits))
         assert (corpus.documents, corpus.report.other_files) == (documents, others)
 
 

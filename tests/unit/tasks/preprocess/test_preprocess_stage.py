@@ -69,14 +69,6 @@ def test_decoded_documents_are_the_files_each_in_one_split(dataset, corpus):
     assert sorted(training + held_out) == sorted(texts)
 
 
-def test_a_rebuild_elsewhere_gives_the_same_bytes(data, corpus, tmp_path, digests):
-    shutil.copytree(corpus, tmp_path / "moved")
-    first = preprocess(data(), tmp_path / "one")
-    second = preprocess(data(files=[str(tmp_path / "moved" / "*.txt")]), tmp_path / "two")
-    assert first == second
-    assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
-
-
 def test_an_added_file_moves_no_document_between_the_splits(data, corpus, tmp_path):
     text, home = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "home"
 

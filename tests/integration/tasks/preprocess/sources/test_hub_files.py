@@ -94,15 +94,15 @@ def test_a_folder_has_the_same_documents_and_bytes_by_either_source(tmp_path, fo
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(
-    ("name", "content", "fault"),
+    ("name", "content"),
     [
-        ("a.csv", "id,text\n1,one\n2\n", r"a\.csv .*row|a\.csv .*line"),
-        ("a.jsonl", '{"text": "a"}\n{"other": "b"}\n', r"a\.jsonl .*no field 'text' in line 2"),
-        ("a.tsv", 'id\ttext\n1\t"one\n2\tb"c"\n', r"."),
-        ("a.parquet", "PAR1 and no more", r"a\.parquet is damaged"),
+        ("a.csv", "id,text\n1,one\n2\n"),
+        ("a.jsonl", '{"text": "a"}\n{"other": "b"}\n'),
+        ("a.tsv", 'id\ttext\n1\t"one\n2\tb"c"\n'),
+        ("a.parquet", "PAR1 and no more"),
     ],
 )
-def test_what_is_damaged_is_refused_in_the_same_words(tmp_path, name, content, fault, streaming):
+def test_what_is_damaged_is_refused_in_the_same_words(tmp_path, name, content, streaming):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / name).write_text(content, encoding="utf-8")
@@ -122,16 +122,6 @@ def test_endings_in_capitals_which_datasets_does_not_find_are_refused(tmp_path, 
     assert survey(DataConfig(files=[str(tmp_path / "folder")])).documents
     with pytest.raises(DataError, match=r"data\.dataset: .*No \(supported\) data files found"):
         survey(of_hub(tmp_path / "folder", streaming=streaming))
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_files_of_no_split_that_is_used_are_counted(tmp_path, streaming):
-    for name in ("train-a.jsonl", "unit-test-notes.jsonl", "stories.jsonl"):
-        write(tmp_path / "folder" / name)
-    report = survey(of_hub(tmp_path / "folder", streaming=streaming)).report
-    assert report.other_files == {".jsonl": 2}
-    both = of_hub(tmp_path / "folder", streaming=streaming, validation_split="test")
-    assert survey(both).report.other_files == {".jsonl": 1}
 
 
 @pytest.mark.parametrize("key", ["dataset_split", "validation_split"])

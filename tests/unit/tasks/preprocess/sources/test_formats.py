@@ -18,7 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
-from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.text_formats import DOCUMENT_ENDINGS
 from infini_llama.tasks.preprocess.sources import compression, formats, json_texts
@@ -186,17 +185,6 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
     assert corpus.documents == ["other text", "same"] and corpus.report.duplicates == 2
 
 
-def test_validation_files_are_held_out_and_not_trained_on(tmp_path):
-    (tmp_path / "train.jsonl").write_bytes(encoded("jsonl", ["one", "two", "three"]))
-    (tmp_path / "held.jsonl").write_bytes(encoded("jsonl", ["two", "four"]))
-    given = DataConfig(files=[f"{tmp_path}/*.jsonl"], validation_files=[f"{tmp_path}/held.jsonl"])
-    corpus = survey(given)
-    assert sorted(corpus.train) == ["one", "three"] and sorted(corpus.validation) == ["four", "two"]
-    assert corpus.report.also_validation == 1
-    with pytest.raises(DataError, match=r"data\.validation_files"):
-        survey(changed(given, validation_files=["nothing.txt"]))
-
-
 LINES = st.sampled_from(
     [
         '{"text": "one"}',
@@ -330,12 +318,6 @@ PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES
 
 
 @pytest.mark.parametrize("ending", [*PACKED])
-def test_all_of_several_compressed_streams_is_read(tmp_path, ending):
-    (tmp_path / f"x.jsonl.{ending}").write_bytes(b"".join(PACKED[ending]))
-    assert list(read(tmp_path / f"x.jsonl.{ending}", "text")) == ["first", "second", "third"]
-
-
-@pytest.mark.parametrize("ending", [*PACKED])
 @pytest.mark.parametrize("damage", ["header", "cut in the header", "cut at the end", "appended"])
 def test_a_damaged_later_stream_is_an_error_and_not_the_end(tmp_path, ending, damage):
     first, second, third = PACKED[ending]
@@ -387,13 +369,6 @@ def test_other_encodings_are_named_without_a_mark(tmp_path, name, encoding):
     path = compressed("“text”\nand ASCII".encode(encoding), tmp_path, name)
     with pytest.raises(Unreadable, match=r"is not UTF-8.* UTF-16 and UTF-32"):
         list(read(path, "text"))
-
-
-def test_texts_that_differ_by_their_mark_are_duplicates(tmp_path):
-    for number, mark in enumerate(("", MARK)):
-        (tmp_path / f"{number}.txt").write_text(mark + "the same text")
-    corpus = survey(DataConfig(files=[f"{tmp_path}/*.txt"], deduplicate=True))
-    assert corpus.documents == ["the same text"] and corpus.report.duplicates == 1
 
 
 def test_xz_streams_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):

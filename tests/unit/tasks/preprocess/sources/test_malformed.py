@@ -286,23 +286,6 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
     )
 
 
-def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path, caplog):
-    inner = text / "caf\udce9"
-    inner.mkdir()
-    (inner / "caf\udce9.txt").write_text("a text in a file of that name")
-    (inner / "caf\udce9.jsonl").write_bytes(GOOD + b"broken\n")
-    (inner / "caf\udce9.jsonl.zst").write_bytes(
-        pa.Codec("zstd").compress(b'{"text": "better"}\n', asbytes=True)
-    )
-    home = tmp_path / "home"
-    with pytest.raises(DataError) as refused:
-        preprocess(data(files=[str(text)]), home)
-    assert str(refused.value).isprintable() and "caf\\xe9.jsonl" in str(refused.value)
-    reference = preprocess(data(files=[str(text)], on_bad_input="skip"), home)
-    assert reference.train.documents + reference.validation.documents == 33
-    assert "caf\\xe9.jsonl" in caplog.text and caplog.text.encode()
-
-
 @pytest.fixture
 def as_nobody() -> Iterator[Path]:
     """A folder of a user whom permissions bind, as which the test runs where it would run as root."""
