@@ -23,6 +23,7 @@ from infini_llama.tasks.tokenizers.tokenizer import (
     train,
 )
 from infini_llama.tasks.verify_data.checks import verify
+from support.texts import write_files
 from support.tokenizer_kinds import train_bpe
 
 TEXTS = [
@@ -124,10 +125,9 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
         3,
         1,
     ]
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text("The cat cats THE " * (number + 1))
+    files = write_files(tmp_path, ("The cat cats THE " * number for number in range(1, 31)))
     reference = preprocess(
-        data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
+        data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
     )
     report = verify(reference, tmp_path / "home", "deep")
     assert any("changes text" in check.detail for check in report.checks)
@@ -227,14 +227,9 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
     tokenizer = Tokenizer(models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")]))
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text(
-            f"text {number} with {'</s>' if number == 7 else 's>'} in it"
-        )
+    files = write_files(tmp_path, ["with s> in it"] * 7 + ["with </s> in it"])
     with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
-        preprocess(
-            data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
-        )
+        preprocess(data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
 
 
 @pytest.mark.parametrize("added", [[], [{"special": False}]])

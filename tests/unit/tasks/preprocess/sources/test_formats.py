@@ -8,7 +8,6 @@ import random
 import tracemalloc
 from collections.abc import Iterator
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import survey
+from support.texts import compressed, encoded
 
 TEXTS = [
     "first",
@@ -38,48 +38,6 @@ TEXTS = [
 
 def read(*given: Any) -> Iterator[str | Fault]:
     return chain.from_iterable(formats.read(*given))
-
-
-def compressed(data: bytes, folder: Path, name: str) -> Path:
-    path = folder / name
-    match path.suffix.lower():
-        case ".gz":
-            path.write_bytes(gzip.compress(data))
-        case ".xz":
-            path.write_bytes(lzma.compress(data))
-        case ".zst":
-            with (
-                pa.OSFile(str(path), "wb") as file,
-                pa.CompressedOutputStream(file, "zstd") as stream,
-            ):
-                stream.write(data)
-        case _:
-            path.write_bytes(data)
-    return path
-
-
-def encoded(form: str, texts: list[str]) -> bytes:
-    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
-    table = pa.table({"id": list(range(len(texts))), "text": texts})
-    sink = io.BytesIO()
-    match form:
-        case "jsonl" | "ndjson":
-            return "".join(
-                json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows
-            ).encode()
-        case "json":
-            return json.dumps(rows, indent=2, ensure_ascii=False).encode()
-        case "csv" | "tsv":
-            between = "," if form == "csv" else "\t"
-            quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
-            lines = [f"id{between}text", *(f"{k}{between}{text}" for k, text in enumerate(quoted))]
-            return "".join(f"{line}\r\n" for line in lines).encode()
-        case "parquet":
-            pyarrow.parquet.write_table(table, sink, row_group_size=2)
-        case "arrow":
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table, max_chunksize=2)
-    return sink.getvalue()
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
@@ -116,11 +74,9 @@ def test_an_arrow_file_and_json_in_other_arrangements_are_read(tmp_path):
 def test_json_is_the_same_however_it_is_cut_into_blocks(tmp_path_factory, texts, block):
     path = tmp_path_factory.mktemp("json") / "x.json"
     path.write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
-    before, records.BLOCK = records.BLOCK, block
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK", block)
         assert list(read(path, "text")) == texts
-    finally:
-        records.BLOCK = before
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,8 +85,8 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
     folder = tmp_path_factory.mktemp("long")
     (folder / "x.txt").write_bytes(text.encode())
     (folder / "x.jsonl").write_text(json.dumps({"text": text}))
-    before, records.LONGEST_DOCUMENT = records.LONGEST_DOCUMENT, longest
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "LONGEST_DOCUMENT", longest)
         for name in ("x.txt", "x.jsonl"):
             pieces = list(read(folder / name, "text"))
             assert "".join(map(str, pieces)) == text and all(
@@ -138,8 +94,6 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
             )
             for piece in pieces[:-1]:  # cut at a line's end where there is one
                 assert str(piece).endswith("\n") or "\n" not in str(piece)
-    finally:
-        records.LONGEST_DOCUMENT = before
 
 
 def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
@@ -214,13 +168,11 @@ def test_the_parts_of_a_file_of_lines_are_its_lines_wherever_it_is_cut(
 ):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * mark + (end.join(lines) + end * last).encode())
-    whole, before = list(read(path, "text")), records.BLOCK
-    records.BLOCK = block
-    try:
+    whole = list(read(path, "text"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK", block)
         parts = formats.spans(path, path.stat().st_size, "auto", most) or [None]
         found = [record for part in parts for record in read(path, "text", "auto", part)]
-    finally:
-        records.BLOCK = before
     assert found == whole  # with the numbers of their lines in faults
     assert parts == [None] or [first for first, _ in parts[1:]] == [end for _, end in parts[:-1]]
 
@@ -357,17 +309,17 @@ def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(tmp_pa
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
-def test_other_encodings_are_named_by_their_mark(tmp_path, name, encoding):
-    path = compressed(f'{MARK}"text"\n'.encode(encoding), tmp_path, name)
-    with pytest.raises(Unreadable, match=f"is {encoding[:6].upper()}, not UTF-8"):
-        list(read(path, "text"))
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
-def test_other_encodings_are_named_without_a_mark(tmp_path, name, encoding):
-    path = compressed("“text”\nand ASCII".encode(encoding), tmp_path, name)
-    with pytest.raises(Unreadable, match=r"is not UTF-8.* UTF-16 and UTF-32"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (f'{MARK}"text"\n', "is {}, not UTF-8"),
+        ("“text”\nand ASCII", "is not UTF-8.* UTF-16 and UTF-32"),
+    ],
+    ids=["mark", "no mark"],
+)
+def test_other_encodings_are_named(tmp_path, name, encoding, content, message):
+    path = compressed(content.encode(encoding), tmp_path, name)
+    with pytest.raises(Unreadable, match=message.format(encoding[:6].upper())):
         list(read(path, "text"))
 
 

@@ -54,6 +54,7 @@ FILES = {
     "none.txt.gz": (b"", "is damaged (it has no bytes"),
     "none.jsonl.xz": (b"", "is damaged (it has no bytes"),
     "none.jsonl.zst": (b"", "is damaged (it has no bytes"),
+    "joined.parquet": (TABLE + TABLE, "holds several parquet files, one after another"),
     "cut.parquet": (TABLE[: len(TABLE) // 2], "is damaged (Parquet magic bytes"),
     "cut.parquet.gz": (gzip.compress(TABLE)[:-20], "is damaged (Compressed file ended before"),
     "cut-inside.parquet.gz": (gzip.compress(TABLE[:-20]), "is damaged (Parquet magic bytes"),

@@ -21,6 +21,7 @@ from infini_llama.flows.cli.main import main
 from infini_llama.tasks.preprocess.stage import log_left_out, preprocess
 from support.damage import flip
 from support.stages import survey
+from support.texts import write_files, write_lines
 
 
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
@@ -69,25 +70,11 @@ def test_what_is_packed_is_refused_whatever_its_name(
         (tmp_path / name).unlink()
 
 
-def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
-    """The last footer is the one that is read, and its offsets are those of the first file's rows."""
-    for name in ("a", "b"):
-        pq.write_table(pa.table({"text": [name * 50] * 10}), tmp_path / f"{name}.parquet")
-    joined = tmp_path / "joined.parquet"
-    joined.write_bytes(
-        (tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes()
-    )
-    with pytest.raises(DataError, match="several parquet files"):
-        survey(DataConfig(files=[str(joined)], validation_fraction=0.5))
-
-
 @pytest.mark.usefixtures("small_units")
 def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "good.jsonl").write_text(
-        "".join(f'{{"text": "good {number}"}}\n' for number in range(200))
-    )
+    write_lines(tmp_path / "good.jsonl", (f"good {number}" for number in range(200)))
     file = tmp_path / "pages.parquet"
     table = pa.table({"text": [f"document number {number}" for number in range(500)]})
     pq.write_table(
@@ -141,11 +128,10 @@ def test_what_is_left_out_is_of_todays_text(
     data, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not of the text that the dataset was first built from, though it is the same dataset."""
-    for number in range(30):
-        (tmp_path / f"{number:02d}.txt").write_text(f"some text with number {number} " * 9)
+    texts = write_files(tmp_path, (f"some text with number {number} " * 9 for number in range(30)))
     bad = tmp_path / "bad.jsonl"
-    both = data(files=[str(tmp_path / "*.txt"), str(bad)], on_bad_input="skip")
-    alone = changed(both, files=[str(tmp_path / "*.txt")])
+    both = data(files=[texts, str(bad)], on_bad_input="skip")
+    alone = changed(both, files=[texts])
     bad.write_text('{"text": "it is right"}\n')
     whole = preprocess(both, tmp_path / "home")
     preprocess(alone, tmp_path / "home")
