@@ -1,17 +1,14 @@
-"""loss_on: answer, from the text to the gradients."""
+"""loss_on: answer, from the text to the labels; and the filler of passkeys from files."""
 
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.corpus import listed
 from infini_llama.tasks.preprocess.sources import passkey
 from infini_llama.tasks.preprocess.sources.files import File
@@ -26,7 +23,6 @@ from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.preprocess.tokens.targets import AnswerTargets, encode_spans
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
 from support.texts import documents_of, write_files, write_lines
 from support.tokenizer_kinds import of_kind
@@ -121,49 +117,6 @@ def test_labels_that_count_are_last_answers_and_all_of_a_source_without_answers(
     }
     assert not targets_of(shards["answers"]).all() and targets_of(shards["prose"]).all()
     assert preprocess(given, tmp_path).built == ()
-
-
-def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
-    reference = preprocess(
-        data(files=[texts], **ANSWERS, packing="padded", sequence_length=32), tmp_path
-    )
-    folder = tmp_path / reference.path
-    reader = TokenReader(folder, reference.row_table, "train")
-    batches = TrainBatches(
-        curriculum_stages(reader),
-        BatchPlan(seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1),
-    )
-    ids, answers = literal(folder, "train")
-    config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)
-    torch.manual_seed(0)
-    model = Llama(config).double()
-
-    def gradients(total: torch.Tensor) -> list[torch.Tensor]:
-        model.zero_grad()
-        total.backward()
-        return [
-            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
-        ]
-
-    inputs, labels = torch.zeros(4, 32, dtype=torch.int64), torch.full((4, 32), -100)
-    for row, number in enumerate(batches.rows(8)):
-        ((start, size),) = reader.rows.pieces_of(number).tolist()
-        inputs[row, : size - 1] = torch.from_numpy(ids[start : start + size - 1])
-        targets = torch.from_numpy(ids[start + 1 : start + size])
-        labels[row, : size - 1] = targets.where(
-            torch.from_numpy(answers[start + 1 : start + size]), -100
-        )
-    expected, count = model.loss(inputs, labels)
-    wanted = gradients(expected)
-    sums = [
-        model.loss(batch[0], batch[1]) for batch in batches.micro_batches(8, torch.device("cpu"))
-    ]
-    found = gradients(torch.stack([total for total, _ in sums]).sum())
-    assert batches.targets(8) == int(count) == sum(int(part) for _, part in sums)
-    assert all(
-        torch.allclose(one, other, rtol=1e-9, atol=1e-12)
-        for one, other in zip(wanted, found, strict=True)
-    )
 
 
 def test_other_answers_give_another_dataset_without_shared_shards(data, texts, tmp_path):
