@@ -15,6 +15,7 @@ from infini_llama.tasks.preprocess.workers import MOST_THREADS
 from infini_llama.tasks.storage.artifacts import check
 from support.laboratory import inject
 from support.stages import finish_build, start_build
+from support.texts import write_files
 from support.waiting import wait_until
 
 
@@ -204,13 +205,9 @@ def test_workers_die_with_their_parent_and_the_next_build_resumes(
 
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_parts, threads):
-    (tmp_path / "text").mkdir()
-    for number in range(120):
-        (tmp_path / "text" / f"{number}.txt").write_text(
-            " ".join(str(number * step) for step in range(9000))
-        )
+    texts = (" ".join(str(number * step) for step in range(9000)) for number in range(120))
     settings = data(
-        files=[str(tmp_path / "text" / "*")], num_workers=2, tokenizer={"vocab_size": 257}
+        files=[write_files(tmp_path / "text", texts)], num_workers=2, tokenizer={"vocab_size": 257}
     )
     child = start_build(settings, tmp_path / "home", MOST_THREADS=threads)
     wait_until(
@@ -247,9 +244,8 @@ except PipelineError as error:
 def one_shard(data, tmp_path_factory):
     """Settings and folder of a dataset whose files are of very different sizes."""
     folder = tmp_path_factory.mktemp("one-shard")
-    for number in range(20):
-        (folder / f"{number}.txt").write_text(" ".join(str(number * step) for step in range(500)))
-    settings = data(files=[f"{folder}/*.txt"], tokenizer={"vocab_size": 257})
+    texts = (" ".join(str(number * step) for step in range(500)) for number in range(20))
+    settings = data(files=[write_files(folder, texts)], tokenizer={"vocab_size": 257})
     return settings, folder / "whole" / preprocess(settings, folder / "whole").path
 
 

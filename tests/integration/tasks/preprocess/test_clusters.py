@@ -11,11 +11,12 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.sources.files import File
-from infini_llama.tasks.preprocess.stage import Preparation, preprocess
+from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
 from infini_llama.tasks.preprocess.workers import Job, _dask, _ray, prepare_part_elsewhere, versions
 from support.stages import finish_build, start_build
+from support.texts import write_files
 from support.tokenizer_kinds import train_bpe
 
 
@@ -25,10 +26,8 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(
     data, tmp_path, digests, engine, small_parts
 ):
     pytest.importorskip("distributed" if engine == "dask" else engine)
-    (tmp_path / "text").mkdir()
-    for number in range(400):
-        (tmp_path / "text" / f"{number}.txt").write_text(f"{number} größer " * 100)
-    settings = data(files=[str(tmp_path / "text")])
+    texts = (f"{number} größer " * 100 for number in range(400))
+    settings = data(files=[write_files(tmp_path / "text", texts)])
     expected = preprocess(settings, tmp_path / "local")
     home = tmp_path / engine
     build = start_build(changed(settings, engine=engine, num_workers=2), home)
@@ -109,10 +108,6 @@ def test_a_worker_with_other_versions_or_without_the_folder_is_refused(tmp_path)
         prepare_part_elsewhere(job, part, versions())
     (tmp_path / "tokenizer.json").touch()
     assert prepare_part_elsewhere(job, part, versions()).records == 0
-
-
-def test_the_engine_is_not_part_of_a_key(data, tmp_path):
-    assert Preparation(data(), tmp_path).plan() == Preparation(data(engine="ray"), tmp_path).plan()
 
 
 def test_an_engine_that_is_not_installed_is_named(data, tmp_path, monkeypatch):

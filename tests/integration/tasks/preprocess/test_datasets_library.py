@@ -2,8 +2,6 @@
 
 import re
 import struct
-from itertools import pairwise
-from pathlib import Path
 
 import datasets
 import pytest
@@ -12,9 +10,9 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
-from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.storage.artifacts import check
 from support.stages import survey
+from support.texts import documents_of
 
 TEXTS = [
     "first",
@@ -109,17 +107,18 @@ def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatc
         "test.jsonl": '{"text": "c"}\n',
         "more.jsonl": '{"text": "d"}\n',
     }
-    for folder, files, documents, others in (
-        ("mixed", texts, ["b", "c"], {".csv": 1}),
-        ("named", names, ["b"], {".jsonl": 2}),
-        ("whole", {"b.jsonl": '{"text": "b"}\n'}, ["b"], {}),
+    held_out = {"validation_split": "test"}
+    for folder, files, splits, documents, others in (
+        ("mixed", texts, {}, ["b", "c"], {".csv": 1}),
+        ("named", names, {}, ["b"], {".jsonl": 2}),
+        ("named", names, held_out, ["b", "c"], {".jsonl": 1}),
+        ("whole", {"b.jsonl": '{"text": "b"}\n'}, {}, ["b"], {}),
     ):
         for name, content in files.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_text(content)
-        corpus = survey(
-            DataConfig(source="huggingface", dataset=str(tmp_path / folder), streaming=streaming)
-        )
+        given = {"source": "huggingface", "dataset": str(tmp_path / folder), "streaming": streaming}
+        corpus = survey(DataConfig.model_validate(given | splits))
         assert (corpus.documents, corpus.report.other_files) == (documents, others)
 
 
@@ -152,13 +151,7 @@ def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
         assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
         stats = getattr(reference, split)
         assert len(opened) == stats.documents
-        shards = [map_shard(path) for path in sorted((dataset / split).glob("data-*.arrow"))]
-        ours = [
-            values[start:end].tolist()
-            for offsets, values in shards
-            for start, end in pairwise(offsets)
-        ]
-        assert list(opened["input_ids"]) == ours
+        assert list(opened["input_ids"]) == documents_of(dataset, split)
         assert all(ids[-1] == 0 and 0 not in ids[:-1] for ids in opened["input_ids"])
         mapped = opened.map(lambda row: {"length": len(row["input_ids"])})
         assert sum(list(mapped["length"])) == stats.tokens
@@ -166,17 +159,3 @@ def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
     assert len(fingerprints) == 2  # `datasets` names its caches by them
     assert list(dataset.rglob("cache-*.arrow"))
     check(dataset, "dataset", checksums=True)
-
-
-def test_a_dataset_opens_as_documented(built, tmp_path, monkeypatch):
-    home, reference = built
-    home.rename(tmp_path / "workspace")
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[4] / "docs/data.md").read_text(encoding="utf-8")
-    (program,) = re.findall(
-        r"^```python\n(.*?load_from_disk.*?)^```", page, re.MULTILINE | re.DOTALL
-    )
-    names: dict = {}
-    exec(program, names)
-    documents, first = names["documents"]["input_ids"], names["shard"]["input_ids"].to_pylist()
-    assert len(documents) == reference.train.documents and documents[: len(first)] == first != []

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -18,6 +17,7 @@ from infini_llama.tasks.preprocess import fast_learning, merges, stage
 from infini_llama.tasks.preprocess.fast_learning import learn
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.tokenizers.tokenizer import train
+from support.waiting import wait_until
 
 pytest.importorskip("gigatoken")
 STDLIB = sorted(Path(json.__file__).parent.parent.glob("[a-d]*.py"))
@@ -201,17 +201,12 @@ def test_a_request_to_stop_ends_the_learning_process_and_leaves_no_file(number, 
         env=os.environ | {"PYTHONPATH": paths},
     )
     started = tmp_path / "started"
-    while not started.exists():
-        assert parent.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: started.exists() or parent.poll() is not None)
     child = int(started.read_text())
     parent.send_signal(number)
     printed, _ = parent.communicate(timeout=10)
     assert printed == ("stopped\n" if number == signal.SIGTERM else "")
-    deadline = time.monotonic() + 10
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(child), seconds=10)
     assert not list((tmp_path / "folder").iterdir())
 
 

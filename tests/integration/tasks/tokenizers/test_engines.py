@@ -6,7 +6,6 @@ import logging
 import shutil
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from itertools import count
 from types import ModuleType
@@ -26,7 +25,9 @@ from infini_llama.tasks.tokenizers.engines import (
     compare,
     open_engine,
 )
+from support.texts import write_files
 from support.tokenizer_kinds import train_bpe
+from support.waiting import wait_until
 
 pytest.importorskip("gigatoken")
 STOPPED_WHILE_CHECKING = """
@@ -208,9 +209,8 @@ def test_a_difference_leaves_another_preparation_its_units_and_both_switch_to_th
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     first = start(0, sampled=10**9)
-    while not waiting.exists():
-        assert first.poll() is None, first.communicate()
-        time.sleep(0.05)
+    wait_until(lambda: waiting.exists() or first.poll() is not None)
+    assert waiting.exists(), first.communicate()
     assert list(home.glob("units/*/*/manifest.json"))
     second = start(1, sampled=1)
     printed = [second.communicate(timeout=100), waiting.unlink(), first.communicate(timeout=100)]
@@ -378,10 +378,7 @@ def test_a_pattern_that_backtracks_without_end_is_refused(data, tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    for number in range(20):
-        (tmp_path / f"{number}.txt").write_text(
-            f"text {number}" + (" " + "a" * 40 + "b" if number == 7 else "")
-        )
-    settings = data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path), "eos": "</s>"})
+    files = write_files(tmp_path, ["a text"] * 20 + ["a" * 40 + "b"])
+    settings = data(files=[files], tokenizer={"path": str(tmp_path), "eos": "</s>"})
     with pytest.raises(DataError, match="retry-limit"):
         preprocess(settings, tmp_path / "home")

@@ -4,10 +4,7 @@ import base64
 import hashlib
 import os
 import shutil
-import threading
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from infini_llama.tasks.tokenizers.tiktoken_encodings import (
 )
 from infini_llama.tasks.tokenizers.tokenizer import end_of_text, load
 from infini_llama.tasks.verify_data.checks import verify
+from support.remote import WebServer
 
 NAME = "cl100k_base"
 
@@ -34,58 +32,41 @@ def section(**given) -> TokenizerConfig:
 
 
 @pytest.fixture
-def server(tmp_path):
-    """A server of the files below `served`, on this machine; its log is the paths that were asked for."""
-    asked: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            asked.append(self.path)
-
-    (tmp_path / "served").mkdir()
-    httpd = ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "served"))
-    )
-    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-    yield tmp_path / "served", f"http://127.0.0.1:{httpd.server_port}", asked
-    httpd.shutdown()
-    httpd.server_close()
-
-
-@pytest.fixture
-def small(server, monkeypatch, tmp_path):
-    """cl100k_base with 300 ranks instead of 100,256, on that server; tiktoken's cache is an empty folder."""
-    served, url, asked = server
+def small(monkeypatch, tmp_path):
+    """cl100k_base with 264 ranks instead of 100,256, its file on a server, and requests to it; tiktoken's cache is an empty folder."""
     learned = ["th", "the", " t", " the", "in", "er", "12", "  "]
     tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in learned)]
     content = "".join(
         f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)
     ).encode()
-    (served / "small.tiktoken").write_bytes(content)
+    served = tmp_path / "served" / "small.tiktoken"
+    served.parent.mkdir()
+    served.write_bytes(content)
     count = len(tokens)
-    encoding = replace(
-        ENCODINGS[NAME],
-        url=f"{url}/small.tiktoken",
-        sha256=hashlib.sha256(content).hexdigest(),
-        ranks=count,
-        special={"<|endoftext|>": count + 1, "<|endofprompt|>": count + 5},
-    )
-    monkeypatch.setitem(ENCODINGS, NAME, encoding)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktoken"))
-    return encoding, served / "small.tiktoken", asked
+    with WebServer(served.parent) as server:
+        encoding = replace(
+            ENCODINGS[NAME],
+            url=f"{server.url}/small.tiktoken",
+            sha256=hashlib.sha256(content).hexdigest(),
+            ranks=count,
+            special={"<|endoftext|>": count + 1, "<|endofprompt|>": count + 5},
+        )
+        monkeypatch.setitem(ENCODINGS, NAME, encoding)
+        yield encoding, served, server.requests
 
 
 def test_the_file_is_fetched_once_and_its_checksum_is_verified(small, tmp_path):
-    encoding, served, asked = small
+    encoding, served, requests = small
     file = rank_file(NAME, None)
     assert file == tmp_path / "tiktoken" / hashlib.sha1(encoding.url.encode()).hexdigest()
     assert (
         file.read_bytes() == served.read_bytes()
         and rank_file(NAME, None) == file
-        and len(asked) == 1
+        and requests.total() == 1
     )
     file.write_bytes(b"YQ== 0\n")
-    assert rank_file(NAME, None).read_bytes() == served.read_bytes() and len(asked) == 2
+    assert rank_file(NAME, None).read_bytes() == served.read_bytes() and requests.total() == 2
     file.unlink()
     served.write_bytes(served.read_bytes() + b"YQ== 999\n")
     with pytest.raises(PipelineError, match=r"encoding=cl100k_base.*http\S+ .*sha256"):
@@ -97,8 +78,8 @@ def test_the_file_is_fetched_once_and_its_checksum_is_verified(small, tmp_path):
 
 
 def test_a_local_file_must_be_the_published_one(small, tmp_path):
-    _, served, asked = small
-    assert rank_file(NAME, str(served)) == served and not asked
+    _, served, requests = small
+    assert rank_file(NAME, str(served)) == served and not requests
     other = tmp_path / "other.tiktoken"
     other.write_text("YQ== 0\n")
     with pytest.raises(
@@ -144,11 +125,10 @@ TEXTS = [
 
 
 def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_path, monkeypatch):
-    _, _, asked = small
+    encoding, _, requests = small
     given = data(tokenizer={"encoding": NAME})
     key = Preparation(given, tmp_path).plan().key
-    assert not asked
-    encoding, _, _ = small
+    assert not requests
     for changes in (
         {"pattern": encoding.pattern + "|x"},
         {"special": encoding.special | {"<|other|>": 270}},
@@ -157,7 +137,7 @@ def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_pa
             patch.setitem(ENCODINGS, NAME, replace(encoding, **changes))
             assert Preparation(given, tmp_path).plan().key != key
     reference = preprocess(given, tmp_path)
-    assert len(asked) == 1 and key.startswith(reference.path.rsplit("-", 1)[1])
+    assert requests.total() == 1 and key.startswith(reference.path.rsplit("-", 1)[1])
     verify(reference, tmp_path, "deep")
     shutil.rmtree(tmp_path / "tiktoken")
     assert preprocess(given, tmp_path).built == ()

@@ -9,6 +9,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.flows.cli.main import main
 from infini_llama.tasks.evaluate.stage import evaluate, evaluate_files
 from infini_llama.tasks.preprocess.stage import preprocess
+from support.texts import write_lines
 from support.tokenizer_kinds import TEXTS, of_kind
 from support.trained_runs import trained_run
 
@@ -20,13 +21,11 @@ INFINI = {"attention": "infini", "segment_length": 4}
 
 def write_texts(path, count, seed, column="text"):
     choose = Random(seed)
-    lines = list[str]()
-    for _ in range(count):
-        before = " ".join(choose.choices(WORDS, k=choose.randint(1, 30)))
-        after = " ".join(choose.choices(WORDS, k=choose.randint(1, 9)))
-        lines.append(json.dumps({column: f"{before} cat {after}"}))
-    path.write_text("\n".join(lines))
-    return str(path)
+
+    def words(most):
+        return " ".join(choose.choices(WORDS, k=choose.randint(1, most)))
+
+    return write_lines(path, (f"{words(30)} cat {words(9)}" for _ in range(count)), column)
 
 
 @pytest.fixture

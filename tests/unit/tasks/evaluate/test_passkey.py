@@ -58,6 +58,7 @@ from support.tokenizer_kinds import of_kind
 from support.trained_runs import trained_run
 
 INFINI = {"attention": "infini", "segment_length": 8}
+LOCAL = {"attention": "local", "segment_length": 8}
 BEFORE = {"attend_previous_segment": True}
 
 
@@ -116,7 +117,7 @@ def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
     )
 
 
-@pytest.mark.parametrize("fields", [{}, INFINI, INFINI | BEFORE])
+@pytest.mark.parametrize("fields", [{}, INFINI, INFINI | BEFORE, LOCAL, LOCAL | BEFORE])
 def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, monkeypatch, fields):
     _, model = run_of(**fields)
     monkeypatch.setattr(module, "PIECE", 11)
@@ -139,23 +140,6 @@ def test_rows_without_a_token_are_not_chosen(run_of, tokenizer):
         right_tokens(model, begin(model, replace(asked, answer=chosen, vocab_size=size)))
         == [True] * 4
     )
-
-
-def test_the_state_does_not_grow_with_the_text(run_of, tokenizer, monkeypatch):
-    _, model = run_of(**INFINI)
-    shapes = set()
-    read = model.read
-
-    def recorded(ids, states):
-        hidden = read(ids, states)
-        shapes.update((state.k.shape, state.memory.M.shape) for state in states.layers)
-        return hidden
-
-    monkeypatch.setattr(module, "PIECE", 64)
-    monkeypatch.setattr(model, "read", recorded)
-    for length in (300, 1500):
-        right_tokens(model, begin(model, ask(TextEncoder(tokenizer, True), length, 0.0, "12345")))
-    assert len(shapes) == 1
 
 
 @torch.inference_mode()
@@ -358,25 +342,6 @@ def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_wh
             )
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize(("update", "is_sum"), [("linear", True), ("delta_bounded", False)])
-def test_what_is_read_before_a_fact_weighs_as_much_as_what_is_read_after_it(
-    tokenizer, update, is_sum
-):
-    """With one memory layer the linear update is the same sum, wherever the fact stands."""
-    torch.manual_seed(0)
-    fields = {**INFINI, "memory_update": update, "memory_layers": (1,), "memory_maps": True}
-    model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
-    fact = Random(1).choices(range(250), k=24)
-    book = Random(2).choices(range(250), k=800)
-    memories = []
-    for text in (fact + book, book + fact):
-        states = model.new_states(1, 0)
-        module.remember(model, iter(text), states)
-        memories.append(states.layers[1].memory)
-    assert torch.allclose(memories[0].M, memories[1].M) == is_sum
-
-
 def test_retrieval_after_other_text_with_and_without_memory(run_of, tmp_path, read_page, caplog):
     folder, _ = run_of(attention="infini", segment_length=64)
     book = book_of(tmp_path)
@@ -485,27 +450,6 @@ def test_controls_exchange_the_memory_alone_and_only_beyond_what_segments_see(ru
     filler = tokenizer.encode(FILLER).ids
     cells = module.passkey_across(deeper, encoder, [4, 5], HiddenFacts("passkey", 2, 0), filler)
     assert [cell["memory"].controls is not None for cell in cells] == [False, True]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        INFINI,
-        INFINI | BEFORE,
-        {"attention": "local", "segment_length": 8},
-        {"attention": "local", "segment_length": 8, **BEFORE},
-    ],
-)
-def test_greedy_decoding_from_a_begun_text_equals_generate(run_of, tokenizer, fields):
-    _, model = run_of(**fields)
-    asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")
-    begun = begin(model, asked)
-    expected = generate(model, list(asked.tokens()), 4)
-    assert (
-        module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size())
-        == expected
-    )
 
 
 def test_texts_are_reproducible_and_cut_the_filler_between_words():

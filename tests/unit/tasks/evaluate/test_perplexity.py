@@ -58,10 +58,10 @@ def test_bits_per_byte_of_a_part_are_those_of_its_own_bytes():
 def test_files_as_a_stream(run_of, tmp_path, monkeypatch):
     folder, model = run_of(**INFINI)
     text = tmp_path / "a.txt"
-    text.write_text("the cat sat on «größer» things, and then the cat sat again. " * 3)
+    text.write_text("the cat<|endoftext|> sat on «größer» things, and then the cat sat again. " * 3)
     end = end_of_text_of(folder)
     ids = [end, *reading_of(folder).encoder.encode(text.read_text()), end]
-    assert len(ids) > 40
+    assert len(ids) > 40 and ids.count(end) == 2, "a special token that is spelled is text"
     with torch.no_grad():
         whole = torch.nn.functional.cross_entropy(
             model(torch.tensor([ids[:-1]]))[0], torch.tensor(ids[1:])
@@ -75,25 +75,13 @@ def test_files_as_a_stream(run_of, tmp_path, monkeypatch):
     )
 
 
-def test_special_tokens_spelled_in_files_are_text_as_they_are_to_preprocess(run_of, tmp_path):
-    folder, _ = run_of(**INFINI)
-    text = tmp_path / "a.txt"
-    text.write_text("the cat<|endoftext|> sat")
-    found = evaluate_files(folder, [str(text)], stream=True).memory
-    encoded = reading_of(folder).encoder.encode(text.read_text())
-    assert end_of_text_of(folder) not in encoded and found.tokens == len(encoded) + 1 > 10
-
-
 def test_unreadable_files_are_named(run_of, tmp_path):
     folder, _ = run_of()
     (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": 3}\n')
-    (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ConfigError, match=r"model\.attention=softmax"):
         evaluate_files(folder, [__file__], stream=True)
     with pytest.raises(DataError, match=r"bad\.jsonl"):
         evaluate_files(folder, [str(tmp_path / "bad.jsonl")])
-    with pytest.raises(DataError, match="token"):
-        evaluate_files(folder, [str(tmp_path / "empty.txt")])
     with pytest.raises(DataError, match=r"--files: .*nothing\.txt"):
         evaluate_files(folder, [str(tmp_path / "nothing.txt")])
 

@@ -73,7 +73,14 @@ def test_a_learned_tokenizer_depends_on_its_settings_and_text():
 
 
 @pytest.mark.parametrize(
-    "change", [{"sequence_length": 8}, {"device": "cpu"}, {"files": ["./*"]}, {"packing": "padded"}]
+    "change",
+    [
+        {"sequence_length": 8},
+        {"device": "cpu"},
+        {"engine": "ray"},
+        {"files": ["./*"]},
+        {"packing": "padded"},
+    ],
 )
 def test_settings_that_do_not_determine_the_tokens_are_not_in_the_key(change):
     assert tokens_key(data(**change), TEXTS) == tokens_key(DATA, TEXTS)

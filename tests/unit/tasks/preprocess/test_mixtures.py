@@ -1,6 +1,5 @@
 """Several sources in one dataset: each document's source is known, no row holds two, and the bytes depend on nothing else."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.order import representative_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
-from infini_llama.tasks.report.dataset import _sources, describe
+from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import read_dataset
 from infini_llama.tasks.train.binding import bind_run
@@ -39,6 +38,7 @@ from support.made_up_runs import add_checkpoint, add_result
 from support.one_rank import single_rank
 from support.records import make_plan
 from support.stages import survey
+from support.texts import write_files, write_lines
 
 CPU = torch.device("cpu")
 
@@ -47,15 +47,11 @@ CPU = torch.device("cpu")
 def sources(tmp_path) -> dict[str, dict]:
     """Two sources in different formats: letters only, and digits only."""
     text = tmp_path / "text"
-    (text / "prose").mkdir(parents=True)
-    for number in range(40):
-        (text / "prose" / f"{number}.txt").write_text("abc-de-fgh-" * (number + 3) + "z" * number)
-    lines = [
-        json.dumps({"body": f"{number} 1234 5678 " * (number % 9 + 5)}) for number in range(60)
-    ]
-    (text / "numbers").write_text("\n".join(lines))
+    prose = ("abc-de-fgh-" * (number + 3) + "z" * number for number in range(40))
+    write_files(text / "prose", prose)
+    lines = (f"{number} 1234 5678 " * (number % 9 + 5) for number in range(60))
     numbers = {
-        "files": [str(text / "numbers")],
+        "files": [write_lines(text / "numbers", lines, "body")],
         "format": "jsonl",
         "text_column": "body",
         "weight": 1,
@@ -183,10 +179,8 @@ def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, so
 
 
 def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
-    (tmp_path / "short").mkdir()
-    for number in range(30):
-        (tmp_path / "short" / f"{number}.txt").write_text(f"{number}")
-    short = {"name": "short", "files": [str(tmp_path / "short")], "weight": 1}
+    files = write_files(tmp_path / "short", map(str, range(30)))
+    short = {"name": "short", "files": [files], "weight": 1}
     with pytest.raises(DataError, match=r"data\.sources\.short"):
         preprocess(mixture(sources["prose"], short, sequence_length=100), tmp_path)
     missing = {"name": "gone", "files": [str(tmp_path / "gone/*")], "weight": 1}
@@ -199,11 +193,10 @@ def test_a_source_of_documents_without_a_token_is_named(mixture, sources, tmp_pa
     tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "[UNK]": 1, "abc": 2}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    for name, text in (("words", "abc abc"), ("blanks", "")):
-        lines = (json.dumps({"text": text + " " * (number + 1)}) for number in range(60))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    ends = [" " * number for number in range(1, 61)]
     words, blanks = (
-        {"name": name, "files": [str(tmp_path / f"{name}.jsonl")]} for name in ("words", "blanks")
+        {"name": name, "files": [write_lines(tmp_path / f"{name}.jsonl", lines)]}
+        for name, lines in (("words", [f"abc abc{end}" for end in ends]), ("blanks", ends))
     )
     given = {"tokenizer": {"path": str(tmp_path / "tokenizer.json")}, "packing": "greedy"}
     with pytest.raises(
@@ -246,16 +239,6 @@ def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
     assert describe(tmp_path / "home" / reference.path).sources["book"].validation_documents == 0
 
 
-def test_a_report_names_a_source_without_text(mixture, tmp_path):
-    folder = tmp_path / preprocess(mixture(), tmp_path).path
-    content = read_dataset(folder).content
-    train = changed(content.train, sources=content.train.sources[1:])
-    summaries = _sources(
-        read_dataset(folder).meta.provenance.sources, changed(content, train=train)
-    )
-    assert [summaries[name].documents > 0 for name in ("numbers", "prose")] == [False, True]
-
-
 def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(data, tmp_path):
     """Of a source that holds out a share; the source with the copies has validation files, and comes before."""
     texts = [f"text number {number} " * 20 for number in range(60)]
@@ -263,15 +246,14 @@ def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(
         b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8
     ).reshape(-1, 16)
     held_out = {text for text, is_out in zip(texts, is_held_out(table, 0.2), strict=True) if is_out}
-    for name, lines in (
-        ("copies", [*texts, "its own"]),
-        ("shared", texts),
-        ("named", ["held out by its file"]),
-    ):
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"text": line}) + "\n" for line in lines)
-        )
-    files = {name: [str(tmp_path / f"{name}.jsonl")] for name in ("copies", "shared", "named")}
+    of_files = {
+        "copies": [*texts, "its own"],
+        "shared": texts,
+        "named": ["held out by its file"],
+    }
+    files = {
+        name: [write_lines(tmp_path / f"{name}.jsonl", lines)] for name, lines in of_files.items()
+    }
     copies = {"name": "copies", "files": files["copies"], "validation_files": files["named"]}
     settings = data(
         files=[],
@@ -396,13 +378,6 @@ def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(weighted,
         bind_run(weighted(), reference, make_plan())
 
 
-def test_loss_weights_for_other_sources_are_refused(mixture, tmp_path):
-    reference = preprocess(mixture(), tmp_path)
-    reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
-    with pytest.raises(ConfigError, match="letters, numbers; the dataset's sources are numbers, p"):
-        curriculum_stages(reader, loss_weights={"letters": 2.0, "numbers": 1.0})
-
-
 def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkeypatch):
     data = mixture()
     reference = preprocess(data, tmp_path)
@@ -421,8 +396,8 @@ def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkey
 
 def test_few_representative_rows_are_of_all_files(data, tmp_path):
     for letter in "abcd":
-        lines = [json.dumps({"text": f"{letter * 3} {number} " * 20}) for number in range(200)]
-        (tmp_path / f"{letter}.jsonl").write_text("\n".join(lines))
+        lines = (f"{letter * 3} {number} " * 20 for number in range(200))
+        write_lines(tmp_path / f"{letter}.jsonl", lines)
     reference = preprocess(
         data(files=[str(tmp_path / "*.jsonl")], validation_fraction=0.5), tmp_path / "home"
     )

@@ -3,7 +3,6 @@ import logging
 import os
 import shutil
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks import batches
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.tokenizers.tokenizer import EOS
+from support.texts import documents_of, write_files
 
 
 def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
@@ -44,16 +43,9 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
 
 def decoded(dataset: Path, split: str) -> list[str]:
     """The documents of a split, each of which has as many bytes as token_bytes.npy counts for its tokens."""
-    tokenizer, token_bytes = (
-        Tokenizer.from_file(str(dataset / "tokenizer.json")),
-        np.load(dataset / "token_bytes.npy"),
-    )
-    shards = [map_shard(shard) for shard in sorted((dataset / split).glob("*.arrow"))]
-    documents = [
-        values[start : end - 1].tolist()
-        for offsets, values in shards
-        for start, end in pairwise(offsets)
-    ]
+    tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
+    token_bytes = np.load(dataset / "token_bytes.npy")
+    documents = [document[:-1] for document in documents_of(dataset, split)]
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents]
     assert [token_bytes[ids].sum() for ids in documents] == [len(text.encode()) for text in texts]
     return texts
@@ -67,14 +59,6 @@ def test_decoded_documents_are_the_files_each_in_one_split(dataset, corpus):
             text for text in texts if text in documents
         ] == documents  # in the order of their names
     assert sorted(training + held_out) == sorted(texts)
-
-
-def test_a_rebuild_elsewhere_gives_the_same_bytes(data, corpus, tmp_path, digests):
-    shutil.copytree(corpus, tmp_path / "moved")
-    first = preprocess(data(), tmp_path / "one")
-    second = preprocess(data(files=[str(tmp_path / "moved" / "*.txt")]), tmp_path / "two")
-    assert first == second
-    assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
 
 
 def test_an_added_file_moves_no_document_between_the_splits(data, corpus, tmp_path):
@@ -151,15 +135,11 @@ def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
 
 
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
-    (tmp_path / "text").mkdir()
-    for number in range(30):
-        (tmp_path / "text" / f"{number}.txt").write_text(
-            f"{EOS} number {number} {EOS}{EOS} ends {EOS}"
-        )
-    reference = preprocess(data(files=[str(tmp_path / "text/*.txt")]), tmp_path)
-    for shard in (tmp_path / reference.path).rglob("*.arrow"):
-        offsets, values = map_shard(shard)
-        assert np.flatnonzero(values == 0).tolist() == (offsets[1:] - 1).tolist()
+    texts = (f"{EOS} number {number} {EOS}{EOS} ends {EOS}" for number in range(30))
+    reference = preprocess(data(files=[write_files(tmp_path, texts)]), tmp_path / "home")
+    for split in ("train", "validation"):
+        documents = documents_of(tmp_path / "home" / reference.path, split)
+        assert documents and all(ids.index(0) == len(ids) - 1 for ids in documents)
 
 
 def test_an_incomplete_row_table_is_quarantined_and_rebuilt(data, built, row_table, caplog):
@@ -210,12 +190,11 @@ def test_a_text_shorter_than_one_row_is_refused_and_leaves_nothing(data, tmp_pat
 
 def test_equal_documents_without_held_out_text_are_named_as_equal(data, tmp_path):
     """No fraction would help: copies of a text are on the same side."""
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text("the same text")
+    files = write_files(tmp_path, ["the same text"] * 30)
     with pytest.raises(
         DataError, match=r"^30 document\(s\) with 1 different text\(s\) are too few"
     ) as caught:
-        preprocess(data(files=[str(tmp_path / "*.txt")]), tmp_path / "home")
+        preprocess(data(files=[files]), tmp_path / "home")
     assert "fraction" not in str(caught.value).partition(";")[2]
 
 

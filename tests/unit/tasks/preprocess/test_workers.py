@@ -17,6 +17,8 @@ from infini_llama.tasks.preprocess.workers import WORKER_MEMORY, WORTH_A_PROCESS
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.counting import calls_of
 from support.machines import FILES
+from support.texts import write_files
+from support.tokenizer_kinds import train_bpe
 
 MB = 10**6
 
@@ -127,9 +129,7 @@ def test_the_choice_is_in_the_log_and_the_manifest_and_not_in_the_digest(
 
 def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, small_parts):
     """They end at their next batch of text, with no unit of theirs."""
-    (tmp_path / "text").mkdir()
-    for number in range(9):
-        (tmp_path / "text" / f"{number}.txt").write_text("text " * 400)
+    write_files(tmp_path / "text", ["text " * 400] * 9)
     (tmp_path / "text" / "2.txt").write_bytes(b"\xff")  # of the thread that starts last
     is_stopping, waited = threading.Event(), list[bool]()
     write = units.write_unit
@@ -141,19 +141,12 @@ def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, sma
         return write(recipe, documents, should_stop)
 
     monkeypatch.setattr("infini_llama.tasks.preprocess.workers.write_unit", slow)
-    settings = data(
-        files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": _tokenizer(tmp_path)}
-    )
+    tokenizer = str(tmp_path / "tokenizer.json")
+    train_bpe([], 257).save(tokenizer)
+    settings = data(files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": tokenizer})
     with pytest.raises(DataError, match=r"2\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
     assert waited and not list((tmp_path / "home").glob("units/*/*/manifest.json"))
-
-
-def _tokenizer(folder: Path) -> str:
-    from support.tokenizer_kinds import train_bpe
-
-    train_bpe([], 257).save(str(folder / "tokenizer.json"))
-    return str(folder / "tokenizer.json")
 
 
 def test_the_parts_of_a_text_without_sizes_are_as_large_as_units(data, tmp_path, machine):

@@ -163,11 +163,6 @@ def test_tokens_are_counted(built, dataset, monkeypatch):
     assert training_counts(dataset, content).sum() == 100
 
 
-def test_a_folder_that_is_not_a_dataset(tmp_path):
-    with pytest.raises(Damaged):
-        measured_dataset(tmp_path)
-
-
 def test_one_long_token_keeps_the_table_readable():
     counts, token_bytes = np.array([6000, 3900, 95, 5]), np.array([1, 2, 3, 256])
     curve = _widths(counts, token_bytes)

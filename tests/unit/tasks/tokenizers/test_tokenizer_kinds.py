@@ -23,6 +23,7 @@ from infini_llama.tasks.tokenizers.tokenizer import (
     train,
 )
 from infini_llama.tasks.verify_data.checks import verify
+from support.texts import write_files
 from support.tokenizer_kinds import train_bpe
 
 TEXTS = [
@@ -62,18 +63,6 @@ def test_any_text_survives_each_kind_and_yields_no_special_token(trained, kind, 
     assert (trained[kind].token_to_id(EOS), trained[kind].token_to_id("<pad>")) == (0, 1)
 
 
-def test_end_of_text_is_id_0_and_every_byte_has_a_token():
-    tokenizer = train_bpe(TEXTS, 300)
-    lengths = token_bytes(tokenizer, True)
-    assert tokenizer.token_to_id(EOS) == EOS_ID == 0 and tokenizer.get_vocab_size() == 300
-    assert (
-        lengths.dtype == np.int32
-        and lengths[0] == 0
-        and (lengths[1:] > 0).all()
-        and (lengths == 1).sum() == 256
-    )
-
-
 def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
     tokenizer = train_bpe(["ab abc"] * 9, vocab_size=300, special=["<x>"])
     encoder, description = encoder_of(tokenizer, True), json.loads(tokenizer.to_str())
@@ -84,12 +73,6 @@ def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
 def test_a_vocabulary_learned_from_end_of_text_markers_yields_none():
     encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600), True)
     assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
-def test_a_dataset_of_each_kind_is_built_and_passes_the_deep_check(data, tmp_path, kind):
-    reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), tmp_path)
-    verify(reference, tmp_path, "deep")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,10 +125,9 @@ def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
         3,
         1,
     ]
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text("The cat cats THE " * (number + 1))
+    files = write_files(tmp_path, ("The cat cats THE " * number for number in range(1, 31)))
     reference = preprocess(
-        data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
+        data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
     )
     report = verify(reference, tmp_path / "home", "deep")
     assert any("changes text" in check.detail for check in report.checks)
@@ -245,14 +227,9 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
     tokenizer = Tokenizer(models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")]))
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text(
-            f"text {number} with {'</s>' if number == 7 else 's>'} in it"
-        )
+    files = write_files(tmp_path, ["with s> in it"] * 7 + ["with </s> in it"])
     with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
-        preprocess(
-            data(files=[f"{tmp_path}/*.txt"], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
-        )
+        preprocess(data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
 
 
 @pytest.mark.parametrize("added", [[], [{"special": False}]])

@@ -137,25 +137,6 @@ def test_quick_above_the_bound_leaves_only_the_bytes_of_shards_unread(built, dat
         verify(reference, home, "quick", full_below=10)
 
 
-def test_every_refusal_says_what_to_do_and_doing_it_helps(built, dataset, row_table, data):
-    home, reference = built
-    for path in (
-        row_table / "train.rows.npy",
-        dataset / "tokenizer.json",
-        dataset / "train" / "data-00000.arrow",
-    ):
-        flip(path, 8 * 200)
-        with pytest.raises(DataError, match=str(path)) as caught:
-            verify(reference, home, "quick")
-        assert "preprocess CONFIG --repair" in str(caught.value) and " aside" not in str(
-            caught.value
-        )
-        assert changed(preprocess(data(), home, repair=True), built=[]) == changed(
-            reference, built=[]
-        )
-        verify(reference, home, "deep")
-
-
 def test_what_no_checksum_shows_is_rebuilt_as_the_message_says(built, dataset, data):
     home, reference = built
     rewrite(dataset / "train" / "data-00000.arrow", token(1, 300))

@@ -1,7 +1,6 @@
 """Rows computed by torch have the bytes of numpy's, and a manifest names the device that computed them."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from infini_llama.tasks.preprocess.rows.tables import (
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.storage.artifacts import read_row_table
 
-HAS_GPU = Path("/dev/nvidiactl").exists()
 LENGTHS = np.array([100, 20, 1, 7, 10, 11])
 
 
@@ -80,13 +78,6 @@ def test_gpus_that_are_visible(monkeypatch, gpu):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
         with pytest.raises(ConfigError):
             require_device("cuda")
-
-
-@pytest.mark.skipif(HAS_GPU, reason="here the GPU works")
-def test_a_named_gpu_that_is_not_there_is_refused():
-    for device in ("cuda", "cuda:1"):
-        with pytest.raises(ConfigError, match=rf"data\.device={device}.*data\.device=auto"):
-            require_device(device)
 
 
 def test_a_gpu_that_fails_is_refused(monkeypatch):

@@ -25,6 +25,7 @@ from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.remote import ConnectedFiles, WebServer, s3_server
 from support.stages import survey
+from support.texts import write_files
 
 TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
 
@@ -199,9 +200,7 @@ def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(
     folder, tmp_path, web, monkeypatch
 ):
     copy = folder.parent / "copy"
-    copy.mkdir()
-    for number in range(3):
-        (copy / f"{number}.txt").write_text(f"text number {number}")
+    write_files(copy, (f"text number {number}" for number in range(3)))
 
     def look():
         web.sent.clear()

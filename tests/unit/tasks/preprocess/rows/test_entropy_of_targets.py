@@ -1,8 +1,6 @@
 """The unigram entropy that stands beside a validation loss is that of the same tokens."""
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from infini_llama.tasks.report.curves import loss_chart
 from infini_llama.tasks.report.run import data_card
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table
+from support.texts import write_lines
 from support.trained_runs import trained_run
 
 MARK = "? It is"
@@ -23,17 +22,15 @@ PACKING += [{"packing": "window", "stride": 5}]
 
 
 @pytest.fixture
-def texts(tmp_path) -> Path:
+def texts(tmp_path) -> str:
     """Documents of long prompts that all begin alike, and answers of one digit."""
-    file = tmp_path / "texts.jsonl"
     random = np.random.default_rng(0)
     words = ["green", "sky", "river", "7 1 4"]
     lines = [
         f"Question: {' '.join(random.choice(words, size=9))}{MARK} {number % 10}"
         for number in range(80)
     ]
-    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return file
+    return write_lines(tmp_path / "texts.jsonl", lines)
 
 
 def bits_of_labels(reader: TokenReader) -> float:
@@ -58,7 +55,7 @@ def bits_of(tokens: np.ndarray) -> float:
 def test_the_entropy_is_that_of_the_targets_of_the_validation_rows(
     data, texts, tmp_path, packing, labels
 ):
-    settings = data(files=[str(texts)], **packing, **LABELS[labels])
+    settings = data(files=[texts], **packing, **LABELS[labels])
     reference = preprocess(settings, tmp_path)
     folder = tmp_path / reference.path
     table = read_row_table(folder / ROW_TABLES / reference.row_table)
@@ -81,7 +78,7 @@ def test_the_entropy_is_that_of_the_targets_of_the_validation_rows(
 
 @pytest.mark.usefixtures("ranks")
 def test_a_run_shows_the_entropy_of_its_validation_targets(data, texts, tmp_path):
-    settings = data(files=[str(texts)], packing="padded", **LABELS["answer"])
+    settings = data(files=[texts], packing="padded", **LABELS["answer"])
     reference = preprocess(settings, tmp_path)
     folder, _ = trained_run(tmp_path, reference, settings)
     run = RunReader(folder)

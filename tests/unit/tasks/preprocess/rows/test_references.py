@@ -6,12 +6,12 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.rows.references import reference_for, reference_to_all
 from infini_llama.tasks.preprocess.stage import preprocess
+from support.texts import write_files
 
 
 def test_a_dataset_that_is_named_is_the_one_that_preprocess_returned(data, tmp_path):
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(f"text number {number}, told again and again. " * 9)
-    home, files = tmp_path / "home", [f"{tmp_path}/*.txt"]
+    texts = (f"text number {number}, told again and again. " * 9 for number in range(12))
+    home, files = tmp_path / "home", [write_files(tmp_path, texts)]
     first, longer = (preprocess(data(files=files, sequence_length=n), home) for n in (16, 32))
     assert first.path == longer.path and first.row_table != longer.row_table
     folder = home / first.path

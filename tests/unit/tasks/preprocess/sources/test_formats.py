@@ -8,7 +8,6 @@ import random
 import tracemalloc
 from collections.abc import Iterator
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +17,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infini_llama.configs.errors import DataError
-from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.text_formats import DOCUMENT_ENDINGS
 from infini_llama.tasks.preprocess.sources import compression, formats, json_texts
@@ -26,6 +24,7 @@ from infini_llama.tasks.preprocess.sources import texts as records
 from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
 from infini_llama.tasks.preprocess.stage import log_left_out
 from support.stages import survey
+from support.texts import compressed, encoded
 
 TEXTS = [
     "first",
@@ -39,48 +38,6 @@ TEXTS = [
 
 def read(*given: Any) -> Iterator[str | Fault]:
     return chain.from_iterable(formats.read(*given))
-
-
-def compressed(data: bytes, folder: Path, name: str) -> Path:
-    path = folder / name
-    match path.suffix.lower():
-        case ".gz":
-            path.write_bytes(gzip.compress(data))
-        case ".xz":
-            path.write_bytes(lzma.compress(data))
-        case ".zst":
-            with (
-                pa.OSFile(str(path), "wb") as file,
-                pa.CompressedOutputStream(file, "zstd") as stream,
-            ):
-                stream.write(data)
-        case _:
-            path.write_bytes(data)
-    return path
-
-
-def encoded(form: str, texts: list[str]) -> bytes:
-    rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
-    table = pa.table({"id": list(range(len(texts))), "text": texts})
-    sink = io.BytesIO()
-    match form:
-        case "jsonl" | "ndjson":
-            return "".join(
-                json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows
-            ).encode()
-        case "json":
-            return json.dumps(rows, indent=2, ensure_ascii=False).encode()
-        case "csv" | "tsv":
-            between = "," if form == "csv" else "\t"
-            quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
-            lines = [f"id{between}text", *(f"{k}{between}{text}" for k, text in enumerate(quoted))]
-            return "".join(f"{line}\r\n" for line in lines).encode()
-        case "parquet":
-            pyarrow.parquet.write_table(table, sink, row_group_size=2)
-        case "arrow":
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table, max_chunksize=2)
-    return sink.getvalue()
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
@@ -117,11 +74,9 @@ def test_an_arrow_file_and_json_in_other_arrangements_are_read(tmp_path):
 def test_json_is_the_same_however_it_is_cut_into_blocks(tmp_path_factory, texts, block):
     path = tmp_path_factory.mktemp("json") / "x.json"
     path.write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
-    before, records.BLOCK = records.BLOCK, block
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK", block)
         assert list(read(path, "text")) == texts
-    finally:
-        records.BLOCK = before
 
 
 @settings(max_examples=60, deadline=None)
@@ -130,8 +85,8 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
     folder = tmp_path_factory.mktemp("long")
     (folder / "x.txt").write_bytes(text.encode())
     (folder / "x.jsonl").write_text(json.dumps({"text": text}))
-    before, records.LONGEST_DOCUMENT = records.LONGEST_DOCUMENT, longest
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "LONGEST_DOCUMENT", longest)
         for name in ("x.txt", "x.jsonl"):
             pieces = list(read(folder / name, "text"))
             assert "".join(map(str, pieces)) == text and all(
@@ -139,8 +94,6 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
             )
             for piece in pieces[:-1]:  # cut at a line's end where there is one
                 assert str(piece).endswith("\n") or "\n" not in str(piece)
-    finally:
-        records.LONGEST_DOCUMENT = before
 
 
 def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
@@ -186,17 +139,6 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
     assert corpus.documents == ["other text", "same"] and corpus.report.duplicates == 2
 
 
-def test_validation_files_are_held_out_and_not_trained_on(tmp_path):
-    (tmp_path / "train.jsonl").write_bytes(encoded("jsonl", ["one", "two", "three"]))
-    (tmp_path / "held.jsonl").write_bytes(encoded("jsonl", ["two", "four"]))
-    given = DataConfig(files=[f"{tmp_path}/*.jsonl"], validation_files=[f"{tmp_path}/held.jsonl"])
-    corpus = survey(given)
-    assert sorted(corpus.train) == ["one", "three"] and sorted(corpus.validation) == ["four", "two"]
-    assert corpus.report.also_validation == 1
-    with pytest.raises(DataError, match=r"data\.validation_files"):
-        survey(changed(given, validation_files=["nothing.txt"]))
-
-
 LINES = st.sampled_from(
     [
         '{"text": "one"}',
@@ -226,13 +168,11 @@ def test_the_parts_of_a_file_of_lines_are_its_lines_wherever_it_is_cut(
 ):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * mark + (end.join(lines) + end * last).encode())
-    whole, before = list(read(path, "text")), records.BLOCK
-    records.BLOCK = block
-    try:
+    whole = list(read(path, "text"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "BLOCK", block)
         parts = formats.spans(path, path.stat().st_size, "auto", most) or [None]
         found = [record for part in parts for record in read(path, "text", "auto", part)]
-    finally:
-        records.BLOCK = before
     assert found == whole  # with the numbers of their lines in faults
     assert parts == [None] or [first for first, _ in parts[1:]] == [end for _, end in parts[:-1]]
 
@@ -330,12 +270,6 @@ PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES
 
 
 @pytest.mark.parametrize("ending", [*PACKED])
-def test_all_of_several_compressed_streams_is_read(tmp_path, ending):
-    (tmp_path / f"x.jsonl.{ending}").write_bytes(b"".join(PACKED[ending]))
-    assert list(read(tmp_path / f"x.jsonl.{ending}", "text")) == ["first", "second", "third"]
-
-
-@pytest.mark.parametrize("ending", [*PACKED])
 @pytest.mark.parametrize("damage", ["header", "cut in the header", "cut at the end", "appended"])
 def test_a_damaged_later_stream_is_an_error_and_not_the_end(tmp_path, ending, damage):
     first, second, third = PACKED[ending]
@@ -375,25 +309,18 @@ def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(tmp_pa
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
-def test_other_encodings_are_named_by_their_mark(tmp_path, name, encoding):
-    path = compressed(f'{MARK}"text"\n'.encode(encoding), tmp_path, name)
-    with pytest.raises(Unreadable, match=f"is {encoding[:6].upper()}, not UTF-8"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (f'{MARK}"text"\n', "is {}, not UTF-8"),
+        ("“text”\nand ASCII", "is not UTF-8.* UTF-16 and UTF-32"),
+    ],
+    ids=["mark", "no mark"],
+)
+def test_other_encodings_are_named(tmp_path, name, encoding, content, message):
+    path = compressed(content.encode(encoding), tmp_path, name)
+    with pytest.raises(Unreadable, match=message.format(encoding[:6].upper())):
         list(read(path, "text"))
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
-def test_other_encodings_are_named_without_a_mark(tmp_path, name, encoding):
-    path = compressed("“text”\nand ASCII".encode(encoding), tmp_path, name)
-    with pytest.raises(Unreadable, match=r"is not UTF-8.* UTF-16 and UTF-32"):
-        list(read(path, "text"))
-
-
-def test_texts_that_differ_by_their_mark_are_duplicates(tmp_path):
-    for number, mark in enumerate(("", MARK)):
-        (tmp_path / f"{number}.txt").write_text(mark + "the same text")
-    corpus = survey(DataConfig(files=[f"{tmp_path}/*.txt"], deduplicate=True))
-    assert corpus.documents == ["the same text"] and corpus.report.duplicates == 1
 
 
 def test_xz_streams_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ FILES = {
     "none.txt.gz": (b"", "is damaged (it has no bytes"),
     "none.jsonl.xz": (b"", "is damaged (it has no bytes"),
     "none.jsonl.zst": (b"", "is damaged (it has no bytes"),
+    "joined.parquet": (TABLE + TABLE, "holds several parquet files, one after another"),
     "cut.parquet": (TABLE[: len(TABLE) // 2], "is damaged (Parquet magic bytes"),
     "cut.parquet.gz": (gzip.compress(TABLE)[:-20], "is damaged (Compressed file ended before"),
     "cut-inside.parquet.gz": (gzip.compress(TABLE[:-20]), "is damaged (Parquet magic bytes"),
@@ -284,23 +285,6 @@ def test_links_in_circles_and_into_the_void_are_no_trap(data, text, tmp_path, pa
     assert survey(settings).report.bad_files == 2 * is_all, (
         "a link to nothing is text that is missing"
     )
-
-
-def test_file_names_that_are_not_utf_8_are_read_and_printed(data, text, tmp_path, caplog):
-    inner = text / "caf\udce9"
-    inner.mkdir()
-    (inner / "caf\udce9.txt").write_text("a text in a file of that name")
-    (inner / "caf\udce9.jsonl").write_bytes(GOOD + b"broken\n")
-    (inner / "caf\udce9.jsonl.zst").write_bytes(
-        pa.Codec("zstd").compress(b'{"text": "better"}\n', asbytes=True)
-    )
-    home = tmp_path / "home"
-    with pytest.raises(DataError) as refused:
-        preprocess(data(files=[str(text)]), home)
-    assert str(refused.value).isprintable() and "caf\\xe9.jsonl" in str(refused.value)
-    reference = preprocess(data(files=[str(text)], on_bad_input="skip"), home)
-    assert reference.train.documents + reference.validation.documents == 33
-    assert "caf\\xe9.jsonl" in caplog.text and caplog.text.encode()
 
 
 @pytest.fixture

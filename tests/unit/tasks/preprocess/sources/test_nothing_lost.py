@@ -21,6 +21,7 @@ from infini_llama.flows.cli.main import main
 from infini_llama.tasks.preprocess.stage import log_left_out, preprocess
 from support.damage import flip
 from support.stages import survey
+from support.texts import write_files, write_lines
 
 
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
@@ -69,34 +70,11 @@ def test_what_is_packed_is_refused_whatever_its_name(
         (tmp_path / name).unlink()
 
 
-def test_parquet_files_behind_one_another_are_refused(tmp_path: Path) -> None:
-    """The last footer is the one that is read, and its offsets are those of the first file's rows."""
-    for name in ("a", "b"):
-        pq.write_table(pa.table({"text": [name * 50] * 10}), tmp_path / f"{name}.parquet")
-    joined = tmp_path / "joined.parquet"
-    joined.write_bytes(
-        (tmp_path / "a.parquet").read_bytes() + (tmp_path / "b.parquet").read_bytes()
-    )
-    with pytest.raises(DataError, match="several parquet files"):
-        survey(DataConfig(files=[str(joined)], validation_fraction=0.5))
-
-
-def test_a_flipped_bit_in_a_parquet_page_with_a_checksum_is_damage(tmp_path: Path) -> None:
-    file = tmp_path / "pages.parquet"
-    table = pa.table({"text": [f"document number {number}" for number in range(200)]})
-    pq.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=True)
-    flip(file, 8 * file.read_bytes().index(b"number 77"))
-    with pytest.raises(DataError, match="is damaged"):
-        survey(DataConfig(files=[str(file)], validation_fraction=0.5))
-
-
 @pytest.mark.usefixtures("small_units")
 def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "good.jsonl").write_text(
-        "".join(f'{{"text": "good {number}"}}\n' for number in range(200))
-    )
+    write_lines(tmp_path / "good.jsonl", (f"good {number}" for number in range(200)))
     file = tmp_path / "pages.parquet"
     table = pa.table({"text": [f"document number {number}" for number in range(500)]})
     pq.write_table(
@@ -150,11 +128,10 @@ def test_what_is_left_out_is_of_todays_text(
     data, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not of the text that the dataset was first built from, though it is the same dataset."""
-    for number in range(30):
-        (tmp_path / f"{number:02d}.txt").write_text(f"some text with number {number} " * 9)
+    texts = write_files(tmp_path, (f"some text with number {number} " * 9 for number in range(30)))
     bad = tmp_path / "bad.jsonl"
-    both = data(files=[str(tmp_path / "*.txt"), str(bad)], on_bad_input="skip")
-    alone = changed(both, files=[str(tmp_path / "*.txt")])
+    both = data(files=[texts, str(bad)], on_bad_input="skip")
+    alone = changed(both, files=[texts])
     bad.write_text('{"text": "it is right"}\n')
     whole = preprocess(both, tmp_path / "home")
     preprocess(alone, tmp_path / "home")
@@ -172,7 +149,7 @@ def test_what_is_left_out_is_of_todays_text(
         assert caplog.text.count("bad.jsonl") == count
 
 
-def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_path: Path) -> None:
+def test_held_out_files_and_their_copies_are_not_trained_on(tmp_path: Path) -> None:
     (tmp_path / "held.txt").write_text("held out")
     for name, text in {
         "a": "held out",
@@ -183,12 +160,14 @@ def test_training_copies_of_held_out_text_are_no_duplicates_that_are_kept(tmp_pa
     }.items():
         (tmp_path / f"{name}.txt").write_text(text)
     data = DataConfig(
-        files=[str(tmp_path / "?.txt")], validation_files=[str(tmp_path / "held.txt")]
+        files=[str(tmp_path / "*.txt")], validation_files=[str(tmp_path / "held.txt")]
     )
     for deduplicate, kept in ((False, 3), (True, 2)):
         corpus = survey(changed(data, deduplicate=deduplicate))
         assert (corpus.report.also_validation, corpus.report.duplicates) == (2, 1)
-        assert len(corpus.train) == kept and len(corpus.validation) == 1
+        assert len(corpus.train) == kept and corpus.validation == ["held out"]
+    with pytest.raises(DataError, match=r"data\.validation_files"):
+        survey(changed(data, validation_files=["nothing.txt"]))
 
 
 def test_names_that_are_not_utf_8_are_read_cached_and_printed(
@@ -199,6 +178,8 @@ def test_names_that_are_not_utf_8_are_read_cached_and_printed(
     for number in range(40):
         file = folder / os.fsdecode(b"\xff%d\x1b[31m.txt" % number)
         file.write_text(f"some text with number {number} " * 20)
+    packed = pa.Codec("zstd").compress(b'{"text": "a compressed text"}\n', asbytes=True)
+    (folder / os.fsdecode(b"\xff.jsonl.zst")).write_bytes(packed)
     monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.SETTLED", 0)
     config = tmp_path / "config.yaml"
     settings = {
@@ -210,9 +191,11 @@ def test_names_that_are_not_utf_8_are_read_cached_and_printed(
     for _ in range(2):
         assert main(["preprocess", str(config)]) == 0
     (folder / os.fsdecode(b"bad\xfe\x1b[31m.jsonl")).write_bytes(b'{"\\ud800\x7f": 1}\n')
-    assert main(["preprocess", str(config)]) == 65
-    printed = capfd.readouterr()
-    assert "bad\\xfe\\x1b[31m.jsonl" in printed.err and "\x1b" not in printed.err + printed.out
+    for on_bad_input, code in (("fail", 65), ("skip", 0)):
+        assert main(["preprocess", str(config), f"data.on_bad_input={on_bad_input}"]) == code
+        printed = capfd.readouterr()
+        assert "bad\\xfe\\x1b[31m.jsonl" in printed.err
+        assert "\x1b" not in printed.err + printed.out
 
 
 def test_control_characters_are_escaped_and_text_is_not() -> None:

@@ -1,36 +1,30 @@
-"""loss_on: answer, from the text to the gradients."""
+"""loss_on: answer, from the text to the labels; and the filler of passkeys from files."""
 
-import json
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
-from infini_llama.model.config import LlamaConfig
-from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.corpus import listed
 from infini_llama.tasks.preprocess.sources import passkey
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.preprocess.sources.patterns import NotText
-from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.sources import source_of
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
-from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
+from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard, map_targets, unpack_targets
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.preprocess.tokens.targets import AnswerTargets, encode_spans
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
-from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
 from infini_llama.tasks.verify_data.checks import verify
+from support.texts import documents_of, write_files, write_lines
 from support.tokenizer_kinds import of_kind
 
 MARK = "\nAnswer: "
@@ -40,9 +34,8 @@ STRATEGIES += [{"packing": "window", "stride": 5}]
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
+def texts(tmp_path_factory) -> str:
     """Documents with prompts and answers of several lengths; some have the mark twice, one has no text behind it."""
-    file = tmp_path_factory.mktemp("answers") / "texts.jsonl"
     random = np.random.default_rng(0)
     words = ["green", "sky", "«größer»", "7 1 4", "\n"]
 
@@ -53,8 +46,7 @@ def texts(tmp_path_factory) -> Path:
     lines += [f"{number} {some(1)}{MARK}{some(1)}{MARK}{some(1)}" for number in range(40, 60)] + [
         f"60 empty{MARK}"
     ]
-    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
-    return file
+    return write_lines(tmp_path_factory.mktemp("answers") / "texts.jsonl", lines)
 
 
 def targets_of(shard: Path) -> np.ndarray:
@@ -65,68 +57,35 @@ def targets_of(shard: Path) -> np.ndarray:
 def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The stream of a split and whether each token is of an answer, from the decoded texts alone."""
     tokenizer, ids, answers = Tokenizer.from_file(str(folder / "tokenizer.json")), [], []
-    for shard in sorted((folder / split).glob("*.arrow")):
-        offsets, values = map_shard(shard)
-        for start, end in pairwise(offsets):
-            text = tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False)
-            before, mark, after = text.rpartition(MARK)
-            prompt, answer = (
-                tokenizer.encode(part, add_special_tokens=False).ids
-                for part in (before + mark, after)
-            )
-            ids += [*prompt, *answer, 0]
-            answers += [False] * len(prompt) + [True] * (len(answer) + 1)
+    for document in documents_of(folder, split):
+        text = tokenizer.decode(document[:-1], skip_special_tokens=False)
+        before, mark, after = text.rpartition(MARK)
+        prompt, answer = (
+            tokenizer.encode(part, add_special_tokens=False).ids for part in (before + mark, after)
+        )
+        ids += [*prompt, *answer, 0]
+        answers += [False] * len(prompt) + [True] * (len(answer) + 1)
     return np.array(ids), np.array(answers)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
 @pytest.mark.usefixtures("small_units")
-def test_labels_that_count_are_those_of_each_documents_last_answer(data, texts, tmp_path, strategy):
-    reference = preprocess(data(files=[str(texts)], **ANSWERS, **strategy), tmp_path)
-    folder = tmp_path / reference.path
-    assert len(list((folder / "train").glob("*.arrow"))) > 2
-    for split in ("train", "validation"):
-        ids, answers = literal(folder, split)
-        reader = TokenReader(folder, reference.row_table, split)
-        assert (
-            np.concatenate([map_shard(path)[1] for path in reader.stream.paths]).tolist()
-            == ids.tolist()
-        )
-        rows = np.arange(len(reader))
-        mask, counted = reader.targets(rows), 0
-        assert mask is not None and mask.shape == (len(rows), 16)
-        for row, targets in zip(rows, mask, strict=True):
-            if isinstance(reader.rows, WindowRows):
-                start = int(reader.rows.starts[row])
-                assert targets.tolist() == answers[start + 1 : start + 17].tolist()
-                counted += int(targets.sum())
-                continue
-            expected: list[bool] = []
-            for start, size in reader.rows.pieces_of(int(row)).tolist():
-                expected += [False, *answers[start + 1 : start + size]]
-            expected += [False] * (17 - len(expected))
-            assert targets.tolist() == expected[1:]
-            counted += sum(expected)
-        assert reader.count_targets(rows) == counted > 0
-    verify(reference, tmp_path, "deep")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
-def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, tmp_path, strategy):
-    prose = tmp_path / "prose.jsonl"
+def test_labels_that_count_are_last_answers_and_all_of_a_source_without_answers(
+    data, texts, tmp_path, strategy
+):
     lines = [
         f"{number} blue sky over green «fields»{MARK if number % 3 else ''} and more"
         for number in range(60)
     ]
-    prose.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     sources = [
-        {"name": "answers", "files": [str(texts)], **ANSWERS},
-        {"name": "prose", "files": [str(prose)]},
+        {"name": "answers", "files": [texts], **ANSWERS},
+        {"name": "prose", "files": [write_lines(tmp_path / "prose.jsonl", lines)]},
     ]
     given = data(files=[], sources=sources, **strategy)
     reference = preprocess(given, tmp_path)
     verify(reference, tmp_path, "deep")
     folder = tmp_path / reference.path
+    assert len(list((folder / "train").glob("*.arrow"))) > 3
     for split in ("train", "validation"):
         reader = TokenReader(folder, reference.row_table, split)
         ids, is_answer = literal(folder, split)
@@ -141,18 +100,13 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
         of_answers = next(source.rows for source in reader.sources if source.name == "answers")
         assert not mask[:of_answers].all()
         for row, targets in zip(rows.tolist(), mask, strict=True):
-            pieces = (
-                [(int(reader.rows.starts[row]), 17)]
-                if isinstance(reader.rows, WindowRows)
-                else reader.rows.pieces_of(row).tolist()
-            )
             expected = [
                 label
-                for start, size in pieces
+                for start, size in reader.rows.pieces_of(row).tolist()
                 for label in (False, *counts[start + 1 : start + size])
             ]
             assert targets.tolist() == (expected + [False] * (17 - len(expected)))[1:]
-        assert reader.count_targets(rows) == int(mask.sum())
+        assert reader.count_targets(rows) == int(mask.sum()) > 0
     assert {name: source.loss_on for name, source in describe(folder).sources.items()} == {
         "answers": "answer",
         "prose": "all",
@@ -165,57 +119,14 @@ def test_beside_a_source_with_answers_all_labels_of_another_count(data, texts, t
     assert preprocess(given, tmp_path).built == ()
 
 
-def test_loss_and_gradients_are_those_of_ignored_labels(data, texts, tmp_path):
-    reference = preprocess(
-        data(files=[str(texts)], **ANSWERS, packing="padded", sequence_length=32), tmp_path
-    )
-    folder = tmp_path / reference.path
-    reader = TokenReader(folder, reference.row_table, "train")
-    batches = TrainBatches(
-        curriculum_stages(reader),
-        BatchPlan(seed=3, global_batch=4, micro_batch=2, rank=0, world_size=1),
-    )
-    ids, answers = literal(folder, "train")
-    config = LlamaConfig(300, 16, 32, 2, 2, 2, 32, attention="infini", segment_length=8)
-    torch.manual_seed(0)
-    model = Llama(config).double()
-
-    def gradients(total: torch.Tensor) -> list[torch.Tensor]:
-        model.zero_grad()
-        total.backward()
-        return [
-            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
-        ]
-
-    inputs, labels = torch.zeros(4, 32, dtype=torch.int64), torch.full((4, 32), -100)
-    for row, number in enumerate(batches.rows(8)):
-        ((start, size),) = reader.rows.pieces_of(number).tolist()
-        inputs[row, : size - 1] = torch.from_numpy(ids[start : start + size - 1])
-        targets = torch.from_numpy(ids[start + 1 : start + size])
-        labels[row, : size - 1] = targets.where(
-            torch.from_numpy(answers[start + 1 : start + size]), -100
-        )
-    expected, count = model.loss(inputs, labels)
-    wanted = gradients(expected)
-    sums = [
-        model.loss(batch[0], batch[1]) for batch in batches.micro_batches(8, torch.device("cpu"))
-    ]
-    found = gradients(torch.stack([total for total, _ in sums]).sum())
-    assert batches.targets(8) == int(count) == sum(int(part) for _, part in sums)
-    assert all(
-        torch.allclose(one, other, rtol=1e-9, atol=1e-12)
-        for one, other in zip(wanted, found, strict=True)
-    )
-
-
 def test_other_answers_give_another_dataset_without_shared_shards(data, texts, tmp_path):
     settings = [
-        data(files=[str(texts)]),
-        data(files=[str(texts)], **ANSWERS),
-        data(files=[str(texts)], **ANSWERS | {"answer_after": ":"}),
+        data(files=[texts]),
+        data(files=[texts], **ANSWERS),
+        data(files=[texts], **ANSWERS | {"answer_after": ":"}),
     ]
     assert len({Preparation(each, tmp_path).plan().key for each in settings}) == 3
-    same_spans = data(files=[str(texts)], **ANSWERS | {"answer_after": MARK.strip("\n")})
+    same_spans = data(files=[texts], **ANSWERS | {"answer_after": MARK.strip("\n")})
     of_answers = Preparation(settings[1], tmp_path).plan().key
     assert Preparation(same_spans, tmp_path).plan().key == of_answers
     for each in settings:
@@ -233,7 +144,7 @@ def test_other_answers_give_another_dataset_without_shared_shards(data, texts, t
 
 def test_shards_without_a_mask_are_refused_where_not_all_tokens_count(data, texts, tmp_path):
     """As an earlier version wrote them: otherwise all tokens would count."""
-    folder = tmp_path / preprocess(data(files=[str(texts)]), tmp_path).path
+    folder = tmp_path / preprocess(data(files=[texts]), tmp_path).path
     manifest = read_dataset(folder)
     of_answers = changed(manifest, content=changed(manifest.content, loss_on="answer"))
     stream = TokenStream(folder, of_answers, "train", verify_on_read=False)
@@ -242,12 +153,11 @@ def test_shards_without_a_mask_are_refused_where_not_all_tokens_count(data, text
 
 
 def test_a_document_without_the_mark_is_refused_by_name(data, tmp_path):
-    for number in range(30):
-        (tmp_path / f"{number}.txt").write_text(
-            f"{number}{MARK}{number}" if number != 17 else "no mark here"
-        )
+    texts = [f"{number}{MARK}{number}" for number in range(30)]
+    texts[17] = "no mark here"
+    files = write_files(tmp_path / "text", texts)
     with pytest.raises(DataError, match=r"17\.txt .*answer_after"):
-        preprocess(data(files=[str(tmp_path / "*.txt")], **ANSWERS), tmp_path)
+        preprocess(data(files=[files], **ANSWERS), tmp_path)
 
 
 def answers_of(texts: list[bytes], mark: str) -> list[tuple[tuple[int, int], ...]]:
@@ -319,48 +229,6 @@ def test_the_tokens_of_an_answer_are_those_of_the_whole_text(kind):
     assert found.targets.tolist() == expected
 
 
-def test_several_spans_go_through_units_datasets_and_rows(data, tmp_path, monkeypatch):
-    """A rule with a span per turn changes nothing but the rule."""
-
-    def turns(self: AnswerTargets, text: bytes, file: TextInput) -> tuple[tuple[int, int], ...]:
-        return tuple(match.span(1) for match in re.finditer(rb"A: ([a-z ]+)\.", text))
-
-    monkeypatch.setattr(AnswerTargets, "spans", turns)
-    draw = np.random.default_rng(0)
-    words = ["green", "sky", "blue", "field"]
-
-    def some() -> str:
-        return " ".join(draw.choice(words, size=draw.integers(1, 6)))
-
-    lines = [
-        "".join(f"{number} Q: {some()}? A: {some()}. " for _ in range(draw.integers(1, 4)))
-        for number in range(60)
-    ]
-    file = tmp_path / "turns.jsonl"
-    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    settings = data(files=[str(file)], loss_on="answer", answer_after="A: ", packing="padded")
-    reference = preprocess(settings, tmp_path)
-    verify(reference, tmp_path, "deep")
-    folder = tmp_path / reference.path
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    (shard,) = (folder / "train").glob("*.arrow")
-    offsets, values = map_shard(shard)
-    is_target = targets_of(shard)
-    found, expected = set[str](), set[str]()
-    for start, end in pairwise(offsets.tolist()):
-        text = tokenizer.decode(values[start : end - 1].tolist(), skip_special_tokens=False)
-        kept = [
-            tokenizer.decode(group.tolist())
-            for group in np.split(
-                values[start:end], np.flatnonzero(np.diff(is_target[start:end])) + 1
-            )
-        ]
-        assert not is_target[end - 1]
-        found.add(f"{text}: {kept[1::2]}")
-        expected.add(f"{text}: {re.findall(r'A: ([a-z ]+)[.]', text)}")
-    assert found == expected and len(found) > 20
-
-
 def filler_of(settings):
     """The text that filler is cut from."""
     (source,) = source_of(settings).inputs(NotText(Path("home"))).training
@@ -389,7 +257,7 @@ def test_filler_is_drawn_from_all_files_alike(data, tmp_path, monkeypatch):
 
 def test_filler_has_no_document_that_is_held_out(data, tmp_path):
     lines = [f"line{number} of many" for number in range(200)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": x}) + "\n" for x in lines))
+    write_lines(tmp_path / "a.jsonl", lines)
     (tmp_path / "b.txt").write_text("text of one document " * 50)
     files = [str(tmp_path / "*")]
     sources = [
@@ -406,12 +274,8 @@ def test_filler_has_no_document_that_is_held_out(data, tmp_path):
     reference = preprocess(settings, tmp_path / "home")
     folder = tmp_path / "home" / reference.path
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    held_out = set[str]()
-    for shard in (folder / "validation").glob("*.arrow"):
-        offsets, values = map_shard(shard)
-        for start, end in pairwise(offsets.tolist()):
-            held_out.add(tokenizer.decode(values[start : end - 1].tolist()))
-    held_out &= set(lines)
+    documents = documents_of(folder, "validation")
+    held_out = {tokenizer.decode(document) for document in documents} & set(lines)
     assert 20 < len(held_out) < 60
     listed_sources = {
         source.name: source for source in listed(settings, NotText(tmp_path / "home"))
@@ -426,11 +290,9 @@ def test_filler_has_no_document_that_is_held_out(data, tmp_path):
 def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "SETTLED", -(10**12))  # the files are new
     prose = [f"word{number}" for number in range(200)]
-    for number, part in enumerate((prose[:90], prose[90:])):
-        (tmp_path / f"{number}.txt").write_text("\n".join(part))
     settings = data(
         source="passkey",
-        files=[str(tmp_path / "*.txt")],
+        files=[write_files(tmp_path, ("\n".join(prose[:90]), "\n".join(prose[90:])))],
         passkey={"documents": 30, "repetitions": 20, "filler": "files"},
         loss_on="answer",
         answer_after=QUESTION,

@@ -1,4 +1,3 @@
-import json
 from itertools import chain, pairwise
 
 import numpy as np
@@ -56,11 +55,3 @@ def test_arrays_are_numpys_own_format(tmp_path):
         save_array(tmp_path / "mine.npy", array)
         np.save(tmp_path / "theirs.npy", array)
         assert (tmp_path / "mine.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
-
-
-def test_the_files_for_datasets_contain_nothing_about_this_machine(built, dataset):
-    home, _ = built
-    for split in ("train", "validation"):
-        for name in ("state.json", "dataset_info.json"):
-            text = (dataset / split / name).read_text()
-            assert json.loads(text) and str(home) not in text
