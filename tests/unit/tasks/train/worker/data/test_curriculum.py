@@ -244,11 +244,3 @@ def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
         verify(reference, tmp_path, "quick")
     assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["row tables"])
     verify(reference, tmp_path, "quick")
-
-
-def test_short_rows_hold_the_text_of_the_long_ones(staged, tmp_path):
-    reference = preprocess(staged, tmp_path)
-    folder = tmp_path / reference.path
-    long = TokenReader(folder, reference.row_table, "train")
-    short = TokenReader(folder, reference.curriculum[0].row_table, "train")
-    assert np.array_equal(long.gather(np.array([1]))[0, :5], short.gather(np.array([4]))[0])
