@@ -93,17 +93,6 @@ def test_an_attempt_with_no_step_left_has_lost_no_line(tmp_path, caplog):
     assert goodput(run).start_up == 4.0 and "has lost lines" not in caplog.text
 
 
-def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
-    run, read = RunFolder(tmp_path), []
-    monkeypatch.setattr(
-        "infini_llama.tasks.runs.goodput.read_attempts",
-        lambda of: read.append(of) or read_attempts(of),
-    )
-    for number in (1, 2, 3):
-        story(run, number, number * 10.0, 0, [], 5.0, "preempted")
-    assert goodput(run).down == 10.0 and len(read) == 1
-
-
 def test_the_hundredth_attempt_comes_after_the_ninety_ninth(tmp_path):
     run = RunFolder(tmp_path)
     story(run, 99, 10.0, 0, [line(0, 14.0, compute=4.0)], 4.0, "preempted")
@@ -160,9 +149,10 @@ def test_the_clock_of_a_supervisor_on_another_machine_is_not_used(tmp_path):
     assert ledger.spent().start_up == pytest.approx(3.0, abs=1.0)
 
 
-def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
-    """It goes through the folders of all attempts, of which a preempted run can have a thousand."""
-    run, read_id, ids = RunFolder(tmp_path), RunFolder.read_id, list[str]()
+def test_neither_the_id_nor_the_record_of_attempts_is_read_for_each_attempt(tmp_path, monkeypatch):
+    """The ID goes through the folders of all attempts, of which a preempted run can have a thousand."""
+    run, read_id = RunFolder(tmp_path), RunFolder.read_id
+    ids, records = list[str](), list[RunFolder]()
     for number in range(1, 6):
         story(
             run,
@@ -174,7 +164,11 @@ def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
             "failed",
         )
     monkeypatch.setattr(RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1])
-    assert goodput(run).down == 4 * 99.0 and len(ids) <= 2
+    monkeypatch.setattr(
+        "infini_llama.tasks.runs.goodput.read_attempts",
+        lambda of: records.append(of) or read_attempts(of),
+    )
+    assert goodput(run).down == 4 * 99.0 and len(ids) <= 2 and len(records) == 1
 
 
 def test_seconds_after_a_save_count_lost_attempts_and_no_start_up(tmp_path):
