@@ -18,8 +18,6 @@ WITHOUT_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="n
     ("before", "now", "parallel"),
     [
         ("sgd", "muon", "ddp"),
-        ("muon", "sgd", "ddp"),
-        ("adam", "adamw", "ddp"),
         pytest.param("sgd", "adamw", "deepspeed", marks=WITHOUT_DEEPSPEED),
         pytest.param("adam", "adamw", "deepspeed", marks=WITHOUT_DEEPSPEED),
     ],

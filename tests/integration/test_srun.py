@@ -76,8 +76,6 @@ def slurm(tmp_path_factory):
         "--force",
         f"--key-file={folder}/munge.key",
         f"--socket={folder}/munge.socket",
-    ]
-    munged += [
         f"--pid-file={folder}/munged.pid",
         f"--log-file={folder}/munged.log",
         f"--seed-file={folder}/munged.seed",

@@ -86,7 +86,14 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize(
     ("before", "now"),
-    [("adamw", "sgd"), ("adamw", "muon"), ("muon", "adamw"), ("sgd", "adam"), ("sgd", "muon")],
+    [
+        ("adamw", "sgd"),
+        ("adamw", "muon"),
+        ("muon", "adamw"),
+        ("adam", "adamw"),
+        ("sgd", "adam"),
+        ("sgd", "muon"),
+    ],
 )
 def test_another_optimizer_begins_without_state(ranks, tmp_path, before, now, is_recorded):
     """A checkpoint that does not record its optimizer has the state of the names that are the same."""
