@@ -1,6 +1,5 @@
 """Intervals in minutes over several attempts, and in tokens where few tokens are targets."""
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_reader import RunReader
-from support.laboratory import Laboratory, kill
+from support.laboratory import Laboratory, kill, on_the_path
 from support.waiting import wait_until
 
 SETTINGS = (
@@ -31,8 +30,7 @@ def slow_steps(tmp_path) -> tuple[str, ...]:
         f"    time.sleep({STEP_SECONDS})\n"
         "    return {'one': 1.0}\n"
     )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    return f"environment.env.PYTHONPATH={path}", "train.metrics_hook=mine:hook"
+    return on_the_path(tmp_path), "train.metrics_hook=mine:hook"
 
 
 def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):

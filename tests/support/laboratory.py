@@ -307,6 +307,12 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+def on_the_path(folder: Path) -> str:
+    """The override that lets workers import the modules in `folder`."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return f"environment.env.PYTHONPATH={path}"
+
+
 def inject(folder: Path, module: str, body: str) -> str:
     """Writes the injection into `folder`; returns the override that puts it on the workers' path.
 
@@ -317,8 +323,7 @@ def inject(folder: Path, module: str, body: str) -> str:
         module=module, flag=str(folder / "happened"), body=textwrap.dedent(body)
     )
     (folder / "sitecustomize.py").write_text(text)
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return f"environment.env.PYTHONPATH={path}"
+    return on_the_path(folder)
 
 
 # One rank raises once, in the middle of training.
