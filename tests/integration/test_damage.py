@@ -38,6 +38,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_previous_one(lab, finishe
     )
     flip(shard)
     lab.finish("damaged-checkpoint", *SOFTMAX_2)
+    assert lab.attempts("damaged-checkpoint")[-1].from_step == 50
     assert (run_dir / "checkpoints/step-00000060.damaged-1").is_dir()
     lab.assert_same("damaged-checkpoint", "calm-softmax-2")
 
