@@ -19,12 +19,11 @@ def refused(started, code: int, *words: str) -> str:
 
 
 @pytest.fixture
-def finished(lab, uninterrupted):
+def finished(lab, calm_softmax_2):
     """A copy of a finished run that a test may break; its last checkpoint is of step 60, and 50, 40 are kept."""
-    calm = uninterrupted("softmax", 2)
 
     def copy(name: str) -> Path:
-        return shutil.copytree(lab.run_dir(calm), lab.run_dir(name), symlinks=True)
+        return shutil.copytree(lab.run_dir(calm_softmax_2), lab.run_dir(name), symlinks=True)
 
     return copy
 
@@ -55,9 +54,8 @@ def test_training_never_starts_on_a_flipped_bit_of_the_dataset(lab, tmp_path):
     assert own.start("flipped", "train.max_steps=6").wait() == 0
 
 
-def test_two_commands_of_one_run(lab, uninterrupted):
+def test_two_commands_of_one_run(lab, calm_softmax_2):
     """The second waits out the grace period, then is refused with the first one's process; the first is not disturbed."""
-    calm = uninterrupted("softmax", 2)
     first = lab.start("twice", *SOFTMAX_2)
     lab.wait_for_step("twice", 1, first)
     first.process.send_signal(19)  # SIGSTOP: it holds the lock for as long as we like
@@ -65,7 +63,7 @@ def test_two_commands_of_one_run(lab, uninterrupted):
     refused(second, 70, f"process {first.process.pid} on")
     first.process.send_signal(18)
     assert first.wait() == 0
-    lab.assert_same("twice", calm)
+    lab.assert_same("twice", calm_softmax_2)
 
 
 def test_a_run_goes_back_once_to_a_checkpoint_that_lies_on_another_disk(lab, finished):
@@ -82,9 +80,8 @@ def test_a_run_goes_back_once_to_a_checkpoint_that_lies_on_another_disk(lab, fin
 
 
 def test_a_run_whose_folder_is_moved_ends_and_the_next_one_of_its_name_begins_anew(
-    lab, uninterrupted
+    lab, calm_softmax_2
 ):
-    calm = uninterrupted("softmax", 2)
     first = lab.start("moved", *SOFTMAX_2)
     lab.wait_for_step("moved", 5, first)
     lab.run_dir("moved").rename(lab.run_dir("moved-away"))
@@ -92,6 +89,6 @@ def test_a_run_whose_folder_is_moved_ends_and_the_next_one_of_its_name_begins_an
     assert not list(lab.run_dir("moved").glob("checkpoints/*"))
     lab.finish("moved", *SOFTMAX_2)
     assert lab.attempts("moved")[0].from_step == 0
-    lab.assert_same("moved", calm)
+    lab.assert_same("moved", calm_softmax_2)
     lab.finish("moved-away", *SOFTMAX_2)
-    lab.assert_same("moved-away", calm)
+    lab.assert_same("moved-away", calm_softmax_2)

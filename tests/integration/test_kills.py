@@ -77,8 +77,7 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
     assert attempts == kills + 1, "not every kill interrupted something: the test proved nothing"
 
 
-def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
-    calm = uninterrupted("softmax", 2)
+def test_sigterm_saves_and_the_same_command_resumes(lab, calm_softmax_2):
     started = lab.start("sigterm", *SOFTMAX_2)
     lab.wait_for_step("sigterm", 13, started)
     started.process.send_signal(signal.SIGTERM)
@@ -88,7 +87,7 @@ def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
     assert attempt.kind == "preempted"
     assert attempt.checkpoint_step == attempt.step, "it saved where it stood"
     lab.finish("sigterm", *SOFTMAX_2)
-    lab.assert_same("sigterm", calm)
+    lab.assert_same("sigterm", calm_softmax_2)
 
 
 @pytest.mark.slow
