@@ -1,7 +1,6 @@
 """Intervals in minutes over several attempts, and in tokens where few tokens are targets."""
 
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -37,10 +36,7 @@ def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):
     """Each of three attempts lasts about a third of the interval longer than none."""
     settings = (*SETTINGS, *slow_steps, "train.eval_steps=0.12 minutes", "train.save_steps=1000")
     for last in (10, 20, 36):
-        started = lab.start("evaluated-late", *settings)
-        lab.wait_for_step("evaluated-late", last, started)
-        started.process.send_signal(signal.SIGTERM)
-        assert started.wait() == 75, started.log.read_text()
+        lab.stop_at(last, "evaluated-late", *settings)
     reader = RunReader(lab.run_dir("evaluated-late"))
     first = reader.validated[0].step
     assert first <= 7.2 / STEP_SECONDS + 1

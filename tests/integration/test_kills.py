@@ -1,7 +1,6 @@
 """Killed at a random moment, the same command finishes with the weights of the run that nobody disturbed, to the bit."""
 
 import random
-import signal
 import time
 from itertools import product
 
@@ -78,11 +77,7 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
 
 
 def test_sigterm_saves_and_the_same_command_resumes(lab, calm_softmax_2):
-    started = lab.start("sigterm", *SOFTMAX_2)
-    lab.wait_for_step("sigterm", 13, started)
-    started.process.send_signal(signal.SIGTERM)
-    assert started.wait() == 75, started.log.read_text()
-    assert not started.processes()
+    lab.stop_at(13, "sigterm", *SOFTMAX_2)
     attempt = lab.attempts("sigterm")[-1]
     assert attempt.kind == "preempted"
     assert attempt.checkpoint_step == attempt.step, "it saved where it stood"

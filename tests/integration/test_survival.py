@@ -243,10 +243,7 @@ def poison(checkpoint) -> None:
 
 def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     settings = (*SOFTMAX_2, "train.max_skips=2")
-    started = lab.start("poisoned", *settings)
-    lab.wait_for_step("poisoned", 34, started)
-    started.process.send_signal(signal.SIGTERM)
-    started.wait()
+    lab.stop_at(34, "poisoned", *settings)
     newest, older = (
         found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
     )

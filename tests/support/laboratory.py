@@ -197,6 +197,14 @@ class Laboratory:
         kill(started.process.pid)
         started.wait()
 
+    def stop_at(self, step: int, name: str, *overrides: str, env: dict | None = None) -> None:
+        """Start a command and request a stop at `step`: it ends with 75 and leaves no process."""
+        started = self.start(name, *overrides, env=env)
+        self.wait_for_step(name, step, started)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait() == 75, started.log.read_text()
+        assert not started.processes()
+
     def summary(self, name: str) -> dict:
         return json.loads((self.run_dir(name) / "summary.json").read_text())
 
