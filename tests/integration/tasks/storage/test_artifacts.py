@@ -306,15 +306,6 @@ def test_write_atomic_replaces_the_text_or_leaves_the_old_one(tmp_path):
     assert path.read_text(encoding="utf-8") == "newer ü"
 
 
-def test_pointers_are_relative_and_replaced(tmp_path):
-    for name in ("one", "two"):
-        make(tmp_path / name)
-        set_pointer(tmp_path, "latest", name)
-        assert (tmp_path / "latest").readlink() == Path(name)
-    assert (tmp_path / "latest" / "a.bin").read_bytes() == b"first"
-    assert leftovers(tmp_path) == []
-
-
 def test_a_pointer_on_a_disk_that_is_only_read_is_left_out(tmp_path, monkeypatch):
     """As where the datasets of a team are mounted."""
 
