@@ -49,3 +49,9 @@ def uninterrupted(lab, calm) -> Callable[[str, int], str]:
         return name
 
     return make
+
+
+@pytest.fixture(scope="module")
+def calm_softmax_2(uninterrupted) -> str:
+    """Name of the run that nobody disturbs, with softmax attention and two workers."""
+    return uninterrupted("softmax", 2)

@@ -76,8 +76,9 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(lab, tmp_path):
         "train.parallel=deepspeed",
         f"train.deepspeed_config={tmp_path / 'zero.json'}",
         "train.max_steps=24",
+        "environment.nproc_per_node=2",
+        "model.attention=infini",
     )
-    overrides += ("environment.nproc_per_node=2", "model.attention=infini")
     lab.finish("zero-calm", *overrides)
     started = lab.start("zero-killed", *overrides)
     lab.wait_for_step("zero-killed", 13, started)

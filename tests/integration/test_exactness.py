@@ -27,8 +27,11 @@ STAGE_2 = {
     "precision": "bf16",
     "attention": "softmax",
     "accumulation": 1,
+    "compile": "off",
+    "save": "async",
+    "resumed": 2,
+    "epoch": "within",
 }
-STAGE_2 |= {"compile": "off", "save": "async", "resumed": 2, "epoch": "within"}
 SHORT = [("stage-2", STAGE_2), *SHORT]
 
 
@@ -257,8 +260,12 @@ ELASTIC = {
     "attention": "infini",
     "accumulation": 1,
     "compile": "off",
+    "dropout": 0.0,
+    "save": "async",
+    "epoch": "across",
+    "batch": 12,
+    "micro": 1,
 }
-ELASTIC |= {"dropout": 0.0, "save": "async", "epoch": "across", "batch": 12, "micro": 1}
 
 
 def assert_nearly_equal(bench: Bench, one: str, other: str) -> None:

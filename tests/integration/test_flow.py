@@ -44,8 +44,7 @@ def task_states(home) -> list[tuple[str, str]]:
         ]
 
 
-def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, uninterrupted, tmp_path):
-    calm = uninterrupted("softmax", 2)
+def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, calm_softmax_2, tmp_path):
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     started = lab.start(
         "raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False
@@ -63,18 +62,17 @@ def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, uninter
         if path.is_file() and SECRET.encode() in path.read_bytes()
     ]
     assert not written, "a secret is in a file; Prefect's database is one of them"
-    lab.assert_same("raises", calm)
+    lab.assert_same("raises", calm_softmax_2)
 
 
-def test_a_killed_flow_run_again_and_once_more(lab, uninterrupted):
-    calm = uninterrupted("softmax", 2)
+def test_a_killed_flow_run_again_and_once_more(lab, calm_softmax_2):
     started = lab.start("flow", *SOFTMAX_2, direct=False)
     lab.wait_for_step("flow", random.Random(5).randint(5, 40), started)
     kill(started.process.pid)
     started.wait()
     lab.finish("flow", *SOFTMAX_2, direct=False)  # asserts that nothing is left behind
     assert not started.processes(), "the killed flow's server or workers are left"
-    summary = lab.assert_same("flow", calm)
+    summary = lab.assert_same("flow", calm_softmax_2)
 
     states = task_states(lab.home)
     assert {state for name, state in states if name.startswith("preprocess")} == {"Cached"}, states

@@ -50,8 +50,7 @@ def used(disk: Path) -> int:
     return shutil.disk_usage(disk).used // MEBIBYTE
 
 
-def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, uninterrupted, disk):
-    calm = uninterrupted("softmax", 2)
+def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, calm_softmax_2, disk):
     here = Laboratory(lab.home, lab.config)  # its logs are elsewhere, or they could not be read
     settings = (*SOFTMAX_2, "runtime.retries=0", f"runtime.home={disk}")
 
@@ -86,4 +85,4 @@ def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, uninterru
     grow(disk, 200)
     assert here.start("full-disk", *settings).wait() == 0
     shutil.copytree(run, lab.run_dir("full-disk"), symlinks=True)
-    lab.assert_same("full-disk", calm)
+    lab.assert_same("full-disk", calm_softmax_2)

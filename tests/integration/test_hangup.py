@@ -15,8 +15,8 @@ def drain(terminal: int, closed: threading.Event) -> None:
             os.read(terminal, 4096)
 
 
-def test_a_closed_terminal_is_a_request_to_stop(lab, uninterrupted):
-    uninterrupted("softmax", 2)  # makes the dataset
+def test_a_closed_terminal_is_a_request_to_stop(lab, calm_softmax_2):
+    # The calm run has made the dataset.
     command = [
         COMMAND,
         "run",

@@ -15,9 +15,9 @@ def command(lab, log, *words):
 
 
 @pytest.fixture(scope="module")
-def starting(lab, uninterrupted, tmp_path_factory):
+def starting(lab, calm_softmax_2, tmp_path_factory):
     """A laboratory whose configuration starts from an exported run; that run's summary."""
-    summary = lab.summary(uninterrupted("softmax", 2))
+    summary = lab.summary(calm_softmax_2)
     folder = tmp_path_factory.mktemp("hf")
     command(lab, folder / "log", "export", summary["run"], "--output", str(folder / "model"))
     written = folder / "start.yaml"

@@ -1,15 +1,13 @@
 """Intervals in minutes over several attempts, and in tokens where few tokens are targets."""
 
-import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
 
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_reader import RunReader
-from support.laboratory import Laboratory, kill
+from support.laboratory import Laboratory, kill, on_the_path
 from support.waiting import wait_until
 
 SETTINGS = (
@@ -31,18 +29,14 @@ def slow_steps(tmp_path) -> tuple[str, ...]:
         f"    time.sleep({STEP_SECONDS})\n"
         "    return {'one': 1.0}\n"
     )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    return f"environment.env.PYTHONPATH={path}", "train.metrics_hook=mine:hook"
+    return on_the_path(tmp_path), "train.metrics_hook=mine:hook"
 
 
 def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):
     """Each of three attempts lasts about a third of the interval longer than none."""
     settings = (*SETTINGS, *slow_steps, "train.eval_steps=0.12 minutes", "train.save_steps=1000")
     for last in (10, 20, 36):
-        started = lab.start("evaluated-late", *settings)
-        lab.wait_for_step("evaluated-late", last, started)
-        started.process.send_signal(signal.SIGTERM)
-        assert started.wait() == 75, started.log.read_text()
+        lab.stop_at(last, "evaluated-late", *settings)
     reader = RunReader(lab.run_dir("evaluated-late"))
     first = reader.validated[0].step
     assert first <= 7.2 / STEP_SECONDS + 1

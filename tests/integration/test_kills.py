@@ -1,7 +1,6 @@
 """Killed at a random moment, the same command finishes with the weights of the run that nobody disturbed, to the bit."""
 
 import random
-import signal
 import time
 from itertools import product
 
@@ -77,18 +76,13 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
     assert attempts == kills + 1, "not every kill interrupted something: the test proved nothing"
 
 
-def test_sigterm_saves_and_the_same_command_resumes(lab, uninterrupted):
-    calm = uninterrupted("softmax", 2)
-    started = lab.start("sigterm", *SOFTMAX_2)
-    lab.wait_for_step("sigterm", 13, started)
-    started.process.send_signal(signal.SIGTERM)
-    assert started.wait() == 75, started.log.read_text()
-    assert not started.processes()
+def test_sigterm_saves_and_the_same_command_resumes(lab, calm_softmax_2):
+    lab.stop_at(13, "sigterm", *SOFTMAX_2)
     attempt = lab.attempts("sigterm")[-1]
     assert attempt.kind == "preempted"
     assert attempt.checkpoint_step == attempt.step, "it saved where it stood"
     lab.finish("sigterm", *SOFTMAX_2)
-    lab.assert_same("sigterm", calm)
+    lab.assert_same("sigterm", calm_softmax_2)
 
 
 @pytest.mark.slow

@@ -89,12 +89,6 @@ def results_of(folder: Path, seed: int, count: int) -> list[dict]:
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def judge(cases: list[dict]) -> None:
-    bad = [case for case in cases if case["verdict"] in ("exception", "failed", "silent")]
-    print(Counter(case["verdict"] for case in cases))
-    assert not bad, "\n".join(json.dumps(case, indent=1) for case in bad[:10])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, server) -> Path:
     folder = tmp_path_factory.mktemp("mutations")
@@ -106,4 +100,7 @@ def folder(tmp_path_factory, server) -> Path:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_damaged_files_are_refused_healed_or_harmless(folder, seed):
-    judge(results_of(folder, seed, 1000))
+    cases = results_of(folder, seed, 1000)
+    print(Counter(case["verdict"] for case in cases))
+    bad = [case for case in cases if case["verdict"] in ("exception", "failed", "silent")]
+    assert not bad, "\n".join(json.dumps(case, indent=1) for case in bad[:10])

@@ -15,7 +15,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.runs.load import load_run
 from infini_llama.tasks.storage.hf_folder import open_folder
 from infini_llama.tasks.train.worker.initial_model import load_pretrained
-from support.laboratory import COMMAND, Laboratory, kill, own_environment
+from support.laboratory import COMMAND, Laboratory, own_environment
 
 SECONDS = 3000  # of a command, on two cores with other work
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * SECONDS)]
@@ -116,10 +116,7 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(
 
     calm = lab.start("calm")
     assert calm.wait(SECONDS) == 0, calm.log.read_text()
-    first = lab.start("killed")
-    lab.wait_for_step("killed", 11, first)
-    kill(first.process.pid)
-    first.wait(SECONDS)
+    lab.kill_at(11, "killed")
     again = lab.start("killed")
     assert again.wait(SECONDS) == 0, again.log.read_text()
     lab.assert_same("killed", "calm")

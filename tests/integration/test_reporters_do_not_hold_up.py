@@ -1,12 +1,11 @@
 """A reporter that never returns, or a metrics hook that does not, and what becomes of the run."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from infini_llama.tasks.runs.run_reader import RunReader
+from support.laboratory import on_the_path
 
 SETTINGS = (
     "model.attention=softmax",
@@ -41,11 +40,6 @@ def init(**settings):
         atexit.register(time.sleep, 10000)
     return Run()
 """
-
-
-def on_the_path(folder: Path) -> str:
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return f"environment.env.PYTHONPATH={path}"
 
 
 @pytest.mark.parametrize("stuck", ["finish", "log", "init", "exit"])

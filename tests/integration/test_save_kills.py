@@ -108,7 +108,8 @@ def whole_and_newest(run: RunFolder, announced: int) -> None:
     )
 
 
-def in_a_process_of_its_own(tmp_path: Path, count: int, seed: int) -> None:
+@pytest.mark.parametrize(("count", "seed"), [(8, 1), pytest.param(50, 2, marks=pytest.mark.slow)])
+def test_what_was_announced_is_whole_after_a_kill_at_any_moment(tmp_path, count, seed):
     """`strikes` forks, which wants a process without the threads of a test run."""
     code = f"from test_save_kills import *; strikes(Path({str(tmp_path)!r}), {count}, {seed})"
     environment = os.environ | {
@@ -119,12 +120,3 @@ def in_a_process_of_its_own(tmp_path: Path, count: int, seed: int) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_killed_at_a_few_moments(tmp_path):
-    in_a_process_of_its_own(tmp_path, 8, seed=1)
-
-
-@pytest.mark.slow
-def test_killed_at_fifty_moments(tmp_path):
-    in_a_process_of_its_own(tmp_path, 50, seed=2)

@@ -76,8 +76,6 @@ def slurm(tmp_path_factory):
         "--force",
         f"--key-file={folder}/munge.key",
         f"--socket={folder}/munge.socket",
-    ]
-    munged += [
         f"--pid-file={folder}/munged.pid",
         f"--log-file={folder}/munged.log",
         f"--seed-file={folder}/munged.seed",
@@ -199,11 +197,7 @@ def test_srun_requests_two_nodes_and_trains_the_same_weights(slurm, lab, calm):
 
 def test_a_stopped_command_saves_a_checkpoint_and_ends_its_step(slurm, lab, calm):
     settings = [*STEPS, "environment.launcher=srun", "environment.nnodes=2"]
-    started = lab.start("stopped", *settings, env=slurm.environment)
-    lab.wait_for_step("stopped", 20, started)
-    started.process.send_signal(signal.SIGTERM)
-    assert started.wait() == 75, started.log.read_text()
-    assert not started.processes()
+    lab.stop_at(20, "stopped", *settings, env=slurm.environment)
     (record,) = lab.attempts("stopped")
     assert record.kind == "preempted" and record.checkpoint_step == record.step > 0
     lab.finish("stopped", *settings, env=slurm.environment)

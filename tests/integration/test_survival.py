@@ -18,8 +18,7 @@ from support.laboratory import BATCH, SOFTMAX_2, Laboratory, inject
 from support.waiting import wait_until
 
 
-def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
-    calm = uninterrupted("softmax", 2)
+def test_a_hung_rank_is_named_and_the_run_resumes(lab, calm_softmax_2):
     started = lab.start("stopped", *SOFTMAX_2, "runtime.hang_timeout=4")
     lab.wait_for_step("stopped", 23, started)
     # The save of step 20 goes on in the background.
@@ -40,7 +39,7 @@ def test_a_hung_rank_is_named_and_the_run_resumes(lab, uninterrupted):
     assert "Current thread" in (logs / "attempt-01/rank-0.log").read_text(), (
         "no stacks were written"
     )
-    lab.assert_same("stopped", calm)
+    lab.assert_same("stopped", calm_softmax_2)
 
 
 def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
@@ -65,8 +64,6 @@ def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
     assert lab.start("grown", *settings).wait() == 64, (
         "the text is another one than that of the finished run"
     )
-    lab.finish("new", *settings, "train.max_steps=6")
-    assert lab.lineage("new")["dataset"]["path"] != lab.lineage("grown")["dataset"]["path"]
 
 
 FOR_PEOPLE = """
@@ -79,12 +76,11 @@ def change(module):
 """
 
 
-def test_what_is_only_for_people_ends_no_training_of_several_ranks(lab, uninterrupted, tmp_path):
-    calm = uninterrupted("softmax", 2)
+def test_what_is_only_for_people_ends_no_training_of_several_ranks(lab, calm_softmax_2, tmp_path):
     broken = inject(tmp_path, "infini_llama.tasks.train.worker.callbacks.samples", FOR_PEOPLE)
     (tmp_path / "mine.py").write_text("def hook(model, record):\n    raise RuntimeError('as if')\n")
     lab.finish("for-people", *SOFTMAX_2, broken, "train.metrics_hook=mine:hook")
-    lab.assert_same("for-people", calm)
+    lab.assert_same("for-people", calm_softmax_2)
     assert len(lab.attempts("for-people")) == 1
     for rank, parts in enumerate((("sampling", "TensorBoard", "metrics_hook"), ("metrics_hook",))):
         text = (lab.run_dir("for-people") / f"logs/attempt-01/rank-{rank}.log").read_text()
@@ -119,8 +115,7 @@ def change(module):
 """
 
 
-def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterrupted, tmp_path):
-    calm = uninterrupted("softmax", 2)
+def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, calm_softmax_2, tmp_path):
     slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpointer", SLOW_SAVE)
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
@@ -133,7 +128,7 @@ def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterr
     assert "second signal received" in text and "the newest checkpoint is at step 10" in text
     assert not started.processes()
     lab.finish("twice-stopped", *SOFTMAX_2)
-    time_spent = lab.assert_same("twice-stopped", calm)["goodput"]
+    time_spent = lab.assert_same("twice-stopped", calm_softmax_2)["goodput"]
     parts = sum(seconds for part, seconds in time_spent.items() if part not in ("wall", "share"))
     assert abs(parts - time_spent["wall"]) < 0.02 * time_spent["wall"]
     assert time_spent["lost_work"] > 0 and time_spent["down"] > 0 and time_spent["training"] > 0
@@ -143,8 +138,8 @@ def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, uninterr
     assert abs(last["lost_work"] - time_spent["lost_work"]) < 0.02 * time_spent["wall"]
 
 
-def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, uninterrupted, tmp_path):
-    expected = lab.summary(uninterrupted("softmax", 2))
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, calm_softmax_2, tmp_path):
+    expected = lab.summary(calm_softmax_2)
     tight = inject(tmp_path, "infini_llama.tasks.train.worker.strategies.native", OUT_OF_MEMORY)
     summary = lab.finish("tight", *SOFTMAX_2, tight)
     first, second = lab.attempts("tight")
@@ -181,12 +176,12 @@ def change(module):
 
 
 @pytest.fixture
-def not_finite(lab, uninterrupted, tmp_path):
+def not_finite(lab, calm_softmax_2, tmp_path):
     """not_finite(steps): a setting by which the loss of these steps' global batches is not finite, however often they come.
 
     It is by their first rows, of the table that the undisturbed run was trained on.
     """
-    dataset = lab.lineage(uninterrupted("softmax", 2))["dataset"]
+    dataset = lab.lineage(calm_softmax_2)["dataset"]
     manifest = lab.home / dataset["path"] / "chunks" / dataset["row_table"] / "manifest.json"
     rows = json.loads(manifest.read_text())["content"]["rows"]["train"]
 
@@ -248,10 +243,7 @@ def poison(checkpoint) -> None:
 
 def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     settings = (*SOFTMAX_2, "train.max_skips=2")
-    started = lab.start("poisoned", *settings)
-    lab.wait_for_step("poisoned", 34, started)
-    started.process.send_signal(signal.SIGTERM)
-    started.wait()
+    lab.stop_at(34, "poisoned", *settings)
     newest, older = (
         found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
     )

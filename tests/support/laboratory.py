@@ -197,6 +197,14 @@ class Laboratory:
         kill(started.process.pid)
         started.wait()
 
+    def stop_at(self, step: int, name: str, *overrides: str, env: dict | None = None) -> None:
+        """Start a command and request a stop at `step`: it ends with 75 and leaves no process."""
+        started = self.start(name, *overrides, env=env)
+        self.wait_for_step(name, step, started)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.wait() == 75, started.log.read_text()
+        assert not started.processes()
+
     def summary(self, name: str) -> dict:
         return json.loads((self.run_dir(name) / "summary.json").read_text())
 
@@ -307,6 +315,12 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+def on_the_path(folder: Path) -> str:
+    """The override that lets workers import the modules in `folder`."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return f"environment.env.PYTHONPATH={path}"
+
+
 def inject(folder: Path, module: str, body: str) -> str:
     """Writes the injection into `folder`; returns the override that puts it on the workers' path.
 
@@ -317,8 +331,7 @@ def inject(folder: Path, module: str, body: str) -> str:
         module=module, flag=str(folder / "happened"), body=textwrap.dedent(body)
     )
     (folder / "sitecustomize.py").write_text(text)
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return f"environment.env.PYTHONPATH={path}"
+    return on_the_path(folder)
 
 
 # One rank raises once, in the middle of training.

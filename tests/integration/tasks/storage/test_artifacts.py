@@ -58,6 +58,13 @@ def leftovers(folder: Path) -> list[str]:
 
 
 @pytest.fixture
+def folder(tmp_path) -> Path:
+    """An artifact of FILES."""
+    make(tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
 def synced(monkeypatch) -> list[tuple[str, list[str]]]:
     """What fsync waited for, in order, and what its folder held at that moment; only a power cut shows what is not on the disk."""
     found: list[tuple[str, list[str]]] = []
@@ -187,35 +194,30 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_of_a_folder_names_the_file(tmp_path, fault):
-    make(tmp_path / "data")
+def test_each_fault_of_a_folder_names_the_file(folder, fault):
     spoil, named = FAULTS[fault]
-    spoil(tmp_path / "data")
+    spoil(folder)
     with pytest.raises(Damaged, match=re.escape(named)):
-        check(tmp_path / "data", "dataset", checksums=False)
-    assert not has_all_files(tmp_path / "data", "dataset")
+        check(folder, "dataset", checksums=False)
+    assert not has_all_files(folder, "dataset")
 
 
-def test_a_manifest_with_fields_of_a_later_version_is_not_damaged(tmp_path):
-    make(tmp_path / "data")
-    forge(tmp_path / "data", signed_by="somebody")
+def test_a_manifest_with_fields_of_a_later_version_is_not_damaged(folder):
+    forge(folder, signed_by="somebody")
     with pytest.raises(OtherVersion, match="data"):
-        check(tmp_path / "data", "dataset", checksums=False)
+        check(folder, "dataset", checksums=False)
 
 
-def test_sizes_do_not_reveal_a_changed_byte_or_type(tmp_path):
-    make(tmp_path / "data")
+def test_sizes_do_not_reveal_a_changed_byte_or_type(folder):
     with pytest.raises(Damaged, match=r"dataset.*checkpoint"):
-        check(tmp_path / "data", "checkpoint", checksums=False)
-    (tmp_path / "data" / "a.bin").write_bytes(b"First")
-    assert has_all_files(tmp_path / "data", "dataset")
+        check(folder, "checkpoint", checksums=False)
+    (folder / "a.bin").write_bytes(b"First")
+    assert has_all_files(folder, "dataset")
     with pytest.raises(Damaged, match=r"a\.bin"):
-        check(tmp_path / "data", "dataset", checksums=True)
+        check(folder, "dataset", checksums=True)
 
 
-def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path):
-    folder = tmp_path / "data"
-    make(folder)
+def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path, folder):
     (tmp_path / "elsewhere").write_bytes(b"first")
     (folder / "a.bin").unlink()
     (folder / "a.bin").symlink_to(tmp_path / "elsewhere")
@@ -228,18 +230,14 @@ def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../outside", "train/../../outside", "/etc/hostname", ".."])
-def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path, name):
-    folder = tmp_path / "data"
-    make(folder)
+def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path, folder, name):
     (tmp_path / "outside").write_bytes(b"")
     forge(folder, files={name: {"size": 0, "checksum": file_checksum(tmp_path / "outside")}})
     with pytest.raises(Damaged, match="outside"):
         read_manifest(folder, "dataset")
 
 
-def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(tmp_path):
-    folder = tmp_path / "data"
-    make(folder)
+def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(folder):
     make(folder / "chunks" / "k", {"rows": b"1"})
     (folder / "train" / "cache-0123456789abcdef.arrow").write_bytes(b"a user's map()")
     (folder / "train" / ".DS_Store").write_bytes(b"Finder")
@@ -291,9 +289,7 @@ def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, the
     ],
     ids=str,
 )
-def test_a_manifest_of_wrong_types_is_damaged_despite_its_checksum(tmp_path, change):
-    folder = tmp_path / "data"
-    make(folder)
+def test_a_manifest_of_wrong_types_is_damaged_despite_its_checksum(folder, change):
     forge(folder, **change)
     with pytest.raises(Damaged, match=MANIFEST):
         check(folder, "dataset", checksums=True)
@@ -308,15 +304,6 @@ def test_write_atomic_replaces_the_text_or_leaves_the_old_one(tmp_path):
     assert path.read_text() == "old" and names_in(tmp_path) == ["status.json"]
     write_atomic(path, "newer ü")
     assert path.read_text(encoding="utf-8") == "newer ü"
-
-
-def test_pointers_are_relative_and_replaced(tmp_path):
-    for name in ("one", "two"):
-        make(tmp_path / name)
-        set_pointer(tmp_path, "latest", name)
-        assert (tmp_path / "latest").readlink() == Path(name)
-    assert (tmp_path / "latest" / "a.bin").read_bytes() == b"first"
-    assert leftovers(tmp_path) == []
 
 
 def test_a_pointer_on_a_disk_that_is_only_read_is_left_out(tmp_path, monkeypatch):
@@ -355,15 +342,13 @@ def test_moving_aside_loses_nothing_and_removing_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE])
-def test_a_temporarily_unreadable_file_is_not_damaged(tmp_path, monkeypatch, number):
-    make(tmp_path / "data")
-
+def test_a_temporarily_unreadable_file_is_not_damaged(folder, monkeypatch, number):
     def denied(path):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(artifacts, "file_checksum", denied)
     with pytest.raises(OSError, match=os.strerror(number)):
-        check(tmp_path / "data", "dataset", checksums=True)
+        check(folder, "dataset", checksums=True)
     assert issubclass(Damaged, PipelineError) and Damaged.exit_code == 65
 
 

@@ -130,11 +130,16 @@ def test_a_holder_detects_that_others_would_lock_another_file(tmp_path, change):
 QUICK = {"renew": 0.1, "expired": 0.6}
 
 
-def test_another_machine_is_refused_while_the_holder_renews(tmp_path):
-    path = tmp_path / "lease"
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """Where a lease is written."""
+    return tmp_path / "lease"
+
+
+def test_another_machine_is_refused_while_the_holder_renews(path):
     with Lease(path, "one", **QUICK) as lease:
         with (
-            pytest.raises(Busy, match=rf"{tmp_path} .*process \d+ on "),
+            pytest.raises(Busy, match=rf"{path.parent} .*process \d+ on "),
             Lease(path, "two", **QUICK),
         ):
             pass
@@ -145,9 +150,8 @@ def test_another_machine_is_refused_while_the_holder_renews(tmp_path):
     assert not path.exists()
 
 
-def test_the_same_machine_takes_its_own_lease_at_once(tmp_path):
+def test_the_same_machine_takes_its_own_lease_at_once(path):
     """The lock has said already that its holder is dead."""
-    path = tmp_path / "lease"
     path.write_text(json.dumps({"kernel": "one", "host": "here", "pid": 1, "renewed": 3}))
     before = time.monotonic()
     with Lease(path, "one", renew=60, expired=60):
@@ -157,17 +161,15 @@ def test_the_same_machine_takes_its_own_lease_at_once(tmp_path):
 @pytest.mark.parametrize(
     "content", ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"]
 )
-def test_the_lease_of_a_dead_process_expires(tmp_path, caplog, content):
+def test_the_lease_of_a_dead_process_expires(path, caplog, content):
     caplog.set_level("INFO", "infini_llama.locks")
-    path = tmp_path / "lease"
     path.write_text(content)
     with Lease(path, "two", **QUICK):
         assert json.loads(path.read_text())["kernel"] == "two"
     assert ("process 1 on there may still use" in caplog.text) == ("there" in content)
 
 
-def test_a_process_paused_too_long_detects_that_it_lost_the_lease(tmp_path):
-    path = tmp_path / "lease"
+def test_a_process_paused_too_long_detects_that_it_lost_the_lease(path):
     with Lease(path, "one", **QUICK) as lease:
         path.write_text(json.dumps({"kernel": "two", "host": "there", "pid": 7, "renewed": 0}))
         lease.thread.join(5)
@@ -176,8 +178,8 @@ def test_a_process_paused_too_long_detects_that_it_lost_the_lease(tmp_path):
     assert json.loads(path.read_text())["kernel"] == "two", "the new holder keeps it"
 
 
-def test_of_several_processes_that_find_an_expired_lease_one_gets_it(tmp_path):
-    path, outcomes, refused = tmp_path / "lease", [], threading.Semaphore(0)
+def test_of_several_processes_that_find_an_expired_lease_one_gets_it(path):
+    outcomes, refused = [], threading.Semaphore(0)
     path.write_text('{"kernel": "dead", "host": "there", "pid": 1, "renewed": 3}')
 
     def take(kernel):

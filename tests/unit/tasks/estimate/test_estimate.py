@@ -218,30 +218,16 @@ def test_tokens_are_those_that_the_run_reads_or_left_out(data, train, tokens):
     assert record.run.tokens == tokens
 
 
-def test_a_plan_of_another_machine(tmp_path):
-    overrides = [
-        "environment.device=cuda",
-        "environment.nproc_per_node=8",
-        "train.parallel=fsdp",
-        "train.micro_batch_size=2",
-    ]
-    _, record = run.estimate(load_config("tiny_20m", [f"runtime.home={tmp_path}", *overrides]))
-    assert (record.layout.workers, record.layout.shards) == (8, 8)
-    assert (record.layout.device, record.layout.precision) == ("cuda", "bf16")
-    assert "process" not in record.memory, (
-        "what torch's allocator gives out, not what a process has"
-    )
-
-
 @pytest.mark.parametrize(("name", "workers"), [("xl", 1), ("7b", 8)])
 def test_a_preset_for_gpus_of_80_gb_states_its_estimate_and_fits(name, workers, tmp_path):
     _, record = run.estimate(load_config(name, [f"runtime.home={tmp_path}"]))
     layout, total = record.layout, record.memory["total"]
-    assert (layout.workers, layout.device, layout.precision) == (
-        workers,
-        "cuda",
-        "bf16",
-    ) and total < 0.8 * 80e9
+    assert (layout.workers, layout.shards) == (workers, workers)
+    assert (layout.device, layout.precision) == ("cuda", "bf16")
+    assert total < 0.8 * 80e9
+    assert "process" not in record.memory, (
+        "what torch's allocator gives out, not what a process has"
+    )
     assert (
         f"{total / 1e9:.1f} GB"
         in Path(configs.__path__[0], f"{name}.yaml").read_text().split("data:")[0]

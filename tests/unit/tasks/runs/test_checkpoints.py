@@ -121,10 +121,9 @@ def test_leftovers_of_a_killed_save_are_not_a_checkpoint(folder):
     assert steps(folder) == [30, 20, 10] and latest_step(folder) == 30
 
 
-def test_the_lowest_validation_loss_is_the_best(folder):
-    assert best_of(committed(folder)) == checkpoint_path(folder, 20)
+def test_of_two_equal_validation_losses_the_earlier_is_the_best(folder):
     add_checkpoint(folder, 40, 1.0)
-    assert best_of(committed(folder)) == checkpoint_path(folder, 20), "the earlier of two equals"
+    assert best_of(committed(folder)) == checkpoint_path(folder, 20)
 
 
 def test_latest_and_best_are_names_where_no_link_can_be_made(folder, monkeypatch):
@@ -165,26 +164,6 @@ def test_one_that_is_pruned_while_it_is_verified_gives_way_to_the_newer(folder, 
     monkeypatch.setattr(checkpoints, "check", pruned_meanwhile)
     assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 40)
     assert not list(folder.glob("*.damaged-*"))
-
-
-def test_pruning_keeps_the_newest_and_the_best(folder):
-    for step in (40, 50):
-        add_checkpoint(folder, step, 2.0)
-    point_and_prune(folder, keep=2)
-    assert steps(folder) == [50, 40, 20]
-    assert (folder / "latest").readlink().name == "step-00000050" and (
-        folder / "best"
-    ).readlink().name == "step-00000020"
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-
-
-def test_permanent_ones_stay_beside_the_newest(folder):
-    for step in (40, 50, 60, 70):
-        add_checkpoint(folder, step, 2.0)
-    point_and_prune(folder, keep=2, permanent_every=30)
-    assert steps(folder) == [70, 60, 50, 30, 20], (
-        "30 and 60 are permanent, 20 is the best, and two others the newest"
-    )
 
 
 def test_the_one_that_a_rollback_would_go_to_stays_as_long_as_it_may_be_needed(folder):
@@ -237,16 +216,6 @@ def test_going_back_moves_newer_ones_to_abandoned_once(folder):
     assert choose_and_abandon_newer(folder, str(wanted), str(wanted)) == checkpoint_path(
         folder, 20
     ), "the second time the same command carries on"
-
-
-def test_the_best_pointer_follows_two_rollbacks_which_keep_their_records(folder):
-    assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 20)
-    add_checkpoint(folder, 30, 5.0)
-    assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 20)
-    assert sorted(path.name for path in (folder / "abandoned").iterdir()) == [
-        "step-00000030",
-        "step-00000030-2",
-    ]
 
 
 def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):

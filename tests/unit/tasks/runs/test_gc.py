@@ -42,6 +42,12 @@ def home(make_run, built):
     return built[0]
 
 
+@pytest.fixture
+def half_saved(home) -> Path:
+    """A checkpoint whose save was cut short by a kill."""
+    return staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+
+
 def test_nothing_to_do_in_a_home_without_leftovers(home):
     assert collect(home, ALL, yes=True) == Collected(removed=True, bytes=0, files=(), in_use=())
     assert collect(home / "nowhere", ALL, yes=False).files == ()
@@ -83,15 +89,14 @@ def test_records_of_starts_go_with_their_runs_and_names_of_no_run(home):
     assert [path.name for path in (home / "starts").iterdir()] == ["run.json"]
 
 
-def test_space_is_freed_on_a_full_disk(home):
-    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+def test_space_is_freed_on_a_full_disk(home, half_saved):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         found = collect(home, ALL, yes=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert paths(found) == [path.relative_to(home).as_posix()] and not path.exists()
+    assert paths(found) == [half_saved.relative_to(home).as_posix()] and not half_saved.exists()
 
 
 def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monkeypatch):
@@ -114,7 +119,7 @@ def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monke
     ] and first.exists()
 
 
-def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkeypatch):
+def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkeypatch, half_saved):
     theirs, read_bytes = make_run("theirs") / "lineage.json", Path.read_bytes
 
     def refuse(path: Path) -> bytes:
@@ -124,18 +129,16 @@ def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkey
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert [run.run for run in list_runs(home)] == ["run"]
-    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
     assert paths(collect(home, Rules(0.0, unused_datasets=True), yes=True)) == [
-        path.relative_to(home).as_posix()
+        half_saved.relative_to(home).as_posix()
     ]
 
 
-def test_younger_files_are_kept(home):
-    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
-    assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and path.exists()
+def test_younger_files_are_kept(home, half_saved):
+    assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and half_saved.exists()
 
 
-def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch):
+def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch, half_saved):
     """A lease is renewed by way of a temporary file every few seconds."""
     listed, half = gc._of_run, home / "runs" / "run" / ".lease.123-0123abcd.tmp"
 
@@ -146,22 +149,20 @@ def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch):
         return found
 
     monkeypatch.setattr(gc, "_of_run", listed_and_gone)
-    path = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
     assert (
-        paths(collect(home, ALL, yes=True)) == [path.relative_to(home).as_posix()]
-        and not path.exists()
+        paths(collect(home, ALL, yes=True)) == [half_saved.relative_to(home).as_posix()]
+        and not half_saved.exists()
     )
 
 
-def test_locked_folders_are_kept(home, dataset):
-    checkpoint = staging(home / "runs" / "run" / "checkpoints" / "step-00000120")
+def test_locked_folders_are_kept(home, dataset, half_saved):
     half, key = staging(dataset), dataset.name.rpartition("-")[2]
     with Lock(home / "runs" / "run" / "lock"), Lock(home / "locks" / f"dataset-{key}.lock"):
         for yes in (False, True):
             record = collect(home, ALL, yes)
             assert record.files == () and len(record.in_use) == 2
             assert all(f"process {os.getpid()}" in kept.by for kept in record.in_use)
-    assert checkpoint.exists() and half.exists()
+    assert half_saved.exists() and half.exists()
 
 
 def test_the_newest_best_and_permanent_checkpoints_stay(home):

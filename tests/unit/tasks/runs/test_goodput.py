@@ -18,6 +18,11 @@ from infini_llama.tasks.storage.locks import this_machine
 from support.records import make_attempt
 
 
+@pytest.fixture
+def run(tmp_path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
 def story(
     run,
     number: int,
@@ -49,8 +54,7 @@ def line(step: int, at: float, **phases: float) -> dict:
     return {"step": step, "time": at, "phases": phases}
 
 
-def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
-    run = RunFolder(tmp_path)
+def test_work_done_again_is_lost_and_the_parts_add_up(run):
     first = [
         line(0, 114.0, start=10.0, data=1.0, compute=3.0),  # step 1
         line(1, 118.0, save=0.5, data=0.5, compute=3.0),  # its checkpoint, and step 2
@@ -72,8 +76,7 @@ def test_work_done_again_is_lost_and_the_parts_add_up(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [(1, 2), (0, 2), (0, 1), ()], ids=str)
-def test_lost_lines_of_a_ledger_are_named(tmp_path, caplog, kept):
-    run = RunFolder(tmp_path)
+def test_lost_lines_of_a_ledger_are_named(run, caplog, kept):
     lines = [line(0, 14.0, start=4.0), line(1, 16.0, compute=2.0), line(2, 19.0, compute=3.0)]
     story(run, 1, 10.0, 0, lines, 9.5, "done", step=2)
     assert goodput(run).training == 5.0 and caplog.text.count(LEDGER) == 1, (
@@ -86,34 +89,20 @@ def test_lost_lines_of_a_ledger_are_named(tmp_path, caplog, kept):
     assert f"{ledger} has lost lines" in caplog.text
 
 
-def test_an_attempt_with_no_step_left_has_lost_no_line(tmp_path, caplog):
+def test_an_attempt_with_no_step_left_has_lost_no_line(run, caplog):
     """Resumed at step 40 with a train.max_steps of 30."""
-    run = RunFolder(tmp_path)
     story(run, 1, 10.0, 40, [line(0, 14.0, start=4.0)], 5.0, "done", step=40)
     assert goodput(run).start_up == 4.0 and "has lost lines" not in caplog.text
 
 
-def test_the_record_of_attempts_is_read_once(tmp_path, monkeypatch):
-    run, read = RunFolder(tmp_path), []
-    monkeypatch.setattr(
-        "infini_llama.tasks.runs.goodput.read_attempts",
-        lambda of: read.append(of) or read_attempts(of),
-    )
-    for number in (1, 2, 3):
-        story(run, number, number * 10.0, 0, [], 5.0, "preempted")
-    assert goodput(run).down == 10.0 and len(read) == 1
-
-
-def test_the_hundredth_attempt_comes_after_the_ninety_ninth(tmp_path):
-    run = RunFolder(tmp_path)
+def test_the_hundredth_attempt_comes_after_the_ninety_ninth(run):
     story(run, 99, 10.0, 0, [line(0, 14.0, compute=4.0)], 4.0, "preempted")
     story(run, 100, 20.0, 1, [line(1, 25.0, compute=5.0)], 5.0, "done")
     found = goodput(run)
     assert (found.wall, found.down, found.lost_work, found.training) == (15.0, 6.0, 0.0, 9.0)
 
 
-def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
-    run = RunFolder(tmp_path)
+def test_a_later_attempt_that_starts_anew_loses_everything_before(run):
     story(
         run,
         1,
@@ -127,8 +116,7 @@ def test_a_later_attempt_that_starts_anew_loses_everything_before(tmp_path):
     assert goodput(run, from_step=0, now=7.0).lost_work == 5.0
 
 
-def test_a_clock_that_goes_back_between_attempts_leaves_no_wall_time_below_its_parts(tmp_path):
-    run = RunFolder(tmp_path)
+def test_a_clock_that_goes_back_between_attempts_leaves_no_wall_time_below_its_parts(run):
     story(run, 1, 100.0, 0, [line(0, 105.0, start=1.0, compute=4.0)], 6.0, "preempted")
     story(run, 2, 60.0, 1, [line(1, 70.0, start=2.0, compute=8.0)], 10.0, "done")
     found = goodput(run)
@@ -160,9 +148,10 @@ def test_the_clock_of_a_supervisor_on_another_machine_is_not_used(tmp_path):
     assert ledger.spent().start_up == pytest.approx(3.0, abs=1.0)
 
 
-def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
-    """It goes through the folders of all attempts, of which a preempted run can have a thousand."""
-    run, read_id, ids = RunFolder(tmp_path), RunFolder.read_id, list[str]()
+def test_neither_the_id_nor_the_record_of_attempts_is_read_for_each_attempt(run, monkeypatch):
+    """The ID goes through the folders of all attempts, of which a preempted run can have a thousand."""
+    read_id = RunFolder.read_id
+    ids, records = list[str](), list[RunFolder]()
     for number in range(1, 6):
         story(
             run,
@@ -174,11 +163,14 @@ def test_the_id_of_a_run_is_not_read_for_each_attempt(tmp_path, monkeypatch):
             "failed",
         )
     monkeypatch.setattr(RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1])
-    assert goodput(run).down == 4 * 99.0 and len(ids) <= 2
+    monkeypatch.setattr(
+        "infini_llama.tasks.runs.goodput.read_attempts",
+        lambda of: records.append(of) or read_attempts(of),
+    )
+    assert goodput(run).down == 4 * 99.0 and len(ids) <= 2 and len(records) == 1
 
 
-def test_seconds_after_a_save_count_lost_attempts_and_no_start_up(tmp_path):
-    run = RunFolder(tmp_path)
+def test_seconds_after_a_save_count_lost_attempts_and_no_start_up(run):
     assert seconds_after(run, 0) == 0.0
     first = [
         line(0, 114.0, start=10.0, data=1.0, compute=3.0),  # step 1

@@ -14,6 +14,7 @@ from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
+from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs import mirror as mirror_module
 from infini_llama.tasks.runs.mirror import Mirror, mirrored, restore_dataset, restore_run
@@ -68,8 +69,24 @@ def home(tmp_path) -> Path:
     return tmp_path / "home"
 
 
-def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path):
-    path = checkpoint(home / "runs" / "one", 10)
+@pytest.fixture
+def run(home) -> Path:
+    return home / "runs" / "one"
+
+
+@pytest.fixture
+def reference(built) -> DatasetRef:
+    return built[1]
+
+
+def copy_all(config: PipelineConfig, reference: DatasetRef) -> None:
+    """Copy a run, as it is now, and its dataset into the mirror."""
+    with mirrored(config, reference):
+        pass
+
+
+def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path, run):
+    path = checkpoint(run, 10)
     mirror = Mirror(url, home)
     assert mirror.keep(path, checkpoints.KIND) > 0 and mirror.has(path)
     before = contents(path)
@@ -79,8 +96,8 @@ def test_an_artifact_comes_back_byte_for_byte(url, home, tmp_path):
     check(path, checkpoints.KIND, checksums=True)
 
 
-def test_a_partial_copy_does_not_exist(url, home, monkeypatch):
-    path = checkpoint(home / "runs" / "one", 10)
+def test_a_partial_copy_does_not_exist(url, home, monkeypatch, run):
+    path = checkpoint(run, 10)
     mirror = Mirror(url, home)
     whole = mirror.keep_file
     monkeypatch.setattr(
@@ -92,8 +109,8 @@ def test_a_partial_copy_does_not_exist(url, home, monkeypatch):
     assert not mirror.restore(path, checkpoints.KIND) and not path.exists()
 
 
-def test_a_damaged_copy_is_not_used(url, home, caplog):
-    path = checkpoint(home / "runs" / "one", 10)
+def test_a_damaged_copy_is_not_used(url, home, caplog, run):
+    path = checkpoint(run, 10)
     mirror = Mirror(url, home)
     mirror.keep(path, checkpoints.KIND)
     mirror.files.pipe_file(f"{mirror.place(path)}/tensors.bin", b"weightz 10")
@@ -102,9 +119,9 @@ def test_a_damaged_copy_is_not_used(url, home, caplog):
     assert not list(path.parent.iterdir()) and "step-00000010" in caplog.text
 
 
-def test_a_copy_of_another_version_does_not_begin_the_run_again(url, home, built, monkeypatch):
+def test_a_copy_of_another_version_does_not_begin_the_run_again(url, home, monkeypatch, run):
     monkeypatch.setitem(artifacts.FORMAT_VERSIONS, checkpoints.KIND, 99)
-    path = checkpoint(home / "runs" / "one", 10)
+    path = checkpoint(run, 10)
     Mirror(url, home).keep(path, checkpoints.KIND)
     monkeypatch.undo()
     shutil.rmtree(path)
@@ -112,12 +129,12 @@ def test_a_copy_of_another_version_does_not_begin_the_run_again(url, home, built
         restore_run(settings(home, url))
 
 
-def test_a_rebuilt_artifact_replaces_its_copy(url, home):
-    path = checkpoint(home / "runs" / "one", 10)
+def test_a_rebuilt_artifact_replaces_its_copy(url, home, run):
+    path = checkpoint(run, 10)
     mirror = Mirror(url, home)
     mirror.keep(path, checkpoints.KIND)
     shutil.rmtree(path)
-    checkpoint(home / "runs" / "one", 10, "others")
+    checkpoint(run, 10, "others")
     assert not mirror.has(path) and mirror.keep(path, checkpoints.KIND) > 0
     shutil.rmtree(path)
     assert (
@@ -125,8 +142,8 @@ def test_a_rebuilt_artifact_replaces_its_copy(url, home):
     )
 
 
-def test_a_damaged_artifact_is_not_copied(url, home):
-    path = checkpoint(home / "runs" / "one", 10)
+def test_a_damaged_artifact_is_not_copied(url, home, run):
+    path = checkpoint(run, 10)
     (path / "tensors.bin").write_text("short")
     with pytest.raises(Damaged):
         Mirror(url, home).keep(path, checkpoints.KIND)
@@ -138,9 +155,7 @@ def test_a_location_that_is_none_is_named(home, wrong):
         Mirror(wrong, home)
 
 
-def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog):
-    _, reference = built
-    run = home / "runs" / "one"
+def test_an_empty_machine_resumes_from_the_mirror(url, home, data, caplog, reference, run):
     checkpoint(run, 10)
     (run / "lineage.json").write_text("{}")
     (run / "metrics.jsonl").write_text('{"step": 10}\n')
@@ -164,21 +179,17 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, built, data, caplog
     assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
     shutil.rmtree(run / "checkpoints" / "step-00000040")
     restore_run(wanted)
-    with mirrored(wanted, reference):
-        pass
+    copy_all(wanted, reference)
     assert "step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
 
 
 def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(
-    url, home, built, monkeypatch
+    url, home, monkeypatch, reference, run
 ):
-    _, reference = built
-    run = home / "runs" / "one"
     checkpoint(run, 10)
     (run / "lineage.json").write_text("{}")
     wanted = settings(home, url)
-    with mirrored(wanted, reference):
-        pass
+    copy_all(wanted, reference)
     shutil.rmtree(run)
     others = []
 
@@ -209,9 +220,10 @@ def steps_kept(url: str, run: Path) -> list[int]:
     ]
 
 
-def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path, built, caplog):
+def test_another_machines_newer_checkpoint_is_kept_until_overtaken(
+    url, tmp_path, caplog, reference
+):
     """Machine b has an older copy of a run that machine a took further before it was lost."""
-    _, reference = built
     first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
     for run in (first, second):
         checkpoint(run, 100, run.parents[1].name)
@@ -237,15 +249,13 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(url, tmp_path
     )
 
 
-def test_a_run_of_the_same_name_from_another_home_is_left_whole(url, tmp_path, built, caplog):
-    _, reference = built
+def test_a_run_of_the_same_name_from_another_home_is_left_whole(url, tmp_path, caplog, reference):
     first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
     for run, step in ((first, 100), (second, 200)):
         checkpoint(run, step)
         RunFolder(run).write(run / "lineage.json", make_lineage())
     for run in (first, second):
-        with mirrored(settings(run.parents[1], url), reference):
-            pass
+        copy_all(settings(run.parents[1], url), reference)
     assert "the mirror has another run of the name one" in caplog.text
     assert steps_kept(url, second) == [100]
     shutil.rmtree(tmp_path / "a")
@@ -253,14 +263,12 @@ def test_a_run_of_the_same_name_from_another_home_is_left_whole(url, tmp_path, b
     assert RunFolder(first).read_id() != RunFolder(second).read_id()
 
 
-def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
-    _, reference = built
-    run, wanted = home / "runs" / "one", settings(home, url)
+def test_an_interrupted_restore_is_resumed(url, home, monkeypatch, reference, run):
+    wanted = settings(home, url)
     checkpoint(run, 10)
     for record in RunFolder(run).records:
         record.write_text(record.name)
-    with mirrored(wanted, reference):
-        pass
+    copy_all(wanted, reference)
     before = contents(run)
     fetch, left = Mirror._fetch, [0]
 
@@ -284,21 +292,20 @@ def test_an_interrupted_restore_is_resumed(url, home, built, monkeypatch):
 
 
 @pytest.mark.parametrize("back_to", [10, 0])
-def test_a_rollback_is_followed(url, home, built, back_to):
-    _, reference = built
-    run, wanted = home / "runs" / "one", settings(home, url)
+def test_a_rollback_is_followed(url, home, back_to, reference, run):
+    wanted = settings(home, url)
     for step in (10, 20, 30):
         checkpoint(run, step)
-    with mirrored(wanted, reference):
-        pass
+    copy_all(wanted, reference)
     assert steps_kept(url, run) == [10, 20, 30]
     with mirrored(wanted, reference):
         checkpoints.abandon_newer(run / "checkpoints", back_to)
     assert steps_kept(url, run) == [step for step in (10, 20, 30) if step <= back_to]
 
 
-def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplog, monkeypatch):
-    _, reference = built
+def test_a_mirror_that_does_not_answer_does_not_stop_training(
+    home, caplog, monkeypatch, reference, run
+):
     tries, context = [], ContextVar("context", default="another run")
 
     def fail(*_: object) -> bool:
@@ -309,7 +316,7 @@ def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplo
     monkeypatch.setattr("infini_llama.tasks.runs.mirror.LOOK_EVERY", 0.001)
     context.set("this run")
     with mirrored(settings(home, "memory://gone"), reference):
-        checkpoint(home / "runs" / "one", 10)
+        checkpoint(run, 10)
         while len(tries) < 3:
             time.sleep(0.001)
     first, last = [
@@ -323,9 +330,8 @@ def test_a_mirror_that_does_not_answer_does_not_stop_training(home, built, caplo
     assert set(tries) == {"this run"}, "a flow of Prefect shows the lines of its own context"
 
 
-def test_the_mirror_is_asked_once_for_each_checkpoint(home, built, monkeypatch):
-    _, reference = built
-    run, looks, asked = home / "runs" / "one", [], []
+def test_the_mirror_is_asked_once_for_each_checkpoint(home, monkeypatch, reference, run):
+    looks, asked = [], []
     committed, exists = mirror_module._committed, Mirror._exists
     monkeypatch.setattr(mirror_module, "LOOK_EVERY", 0.001)
     monkeypatch.setattr(
@@ -375,11 +381,12 @@ def test_a_run_that_may_be_in_a_mirror_that_fails_does_not_begin(failing, home, 
         assert type(raised.value) is kind and "hunter2" not in str(raised.value)
 
 
-def test_a_run_that_is_here_continues_while_the_mirror_fails(failing, home, built, data, caplog):
-    _, reference = built
+def test_a_run_that_is_here_continues_while_the_mirror_fails(
+    failing, home, data, caplog, reference, run
+):
     wanted = settings(home, failing[0])
-    checkpoint(home / "runs" / "one", 10)
-    (home / "runs" / "one" / "lineage.json").write_text("{}")
+    checkpoint(run, 10)
+    (run / "lineage.json").write_text("{}")
     plan = Preparation(data(), home).plan
     restore_dataset(wanted, plan)
     restore_run(wanted)
@@ -387,8 +394,7 @@ def test_a_run_that_is_here_continues_while_the_mirror_fails(failing, home, buil
     shutil.rmtree(home / reference.path)
     restore_dataset(wanted, plan)
     assert "run one continues with what is on this machine" in caplog.text
-    with mirrored(wanted, reference):
-        pass
+    copy_all(wanted, reference)
     assert (
         "not copied: " in caplog.text
         and "step-00000010" in caplog.text
@@ -396,8 +402,7 @@ def test_a_run_that_is_here_continues_while_the_mirror_fails(failing, home, buil
     )
 
 
-def test_a_wrong_protocol_is_refused_before_training(home, built):
-    _, reference = built
+def test_a_wrong_protocol_is_refused_before_training(home, reference):
     with (
         pytest.raises(ConfigError, match=r"storage\.mirror=nowhere://x"),
         mirrored(settings(home, "nowhere://x"), reference),

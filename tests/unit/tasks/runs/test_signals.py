@@ -10,28 +10,25 @@ class Asked(BaseException):
     pass
 
 
-def test_signals_within_a_second_are_one_request(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr("infini_llama.tasks.runs.signals.time.monotonic", lambda: now)
-    before = signal.signal(signal.SIGTERM, debounced(Asked))
-    try:
-        with pytest.raises(Asked):
-            os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-        now += ONE_REQUEST_SECONDS + 0.1
-        with pytest.raises(Asked):
-            os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 @pytest.fixture
 def default_signals():
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
+
+
+def test_signals_within_a_second_are_one_request(default_signals, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("infini_llama.tasks.runs.signals.time.monotonic", lambda: now)
+    signal.signal(signal.SIGTERM, debounced(Asked))
+    with pytest.raises(Asked):
+        os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGTERM)
+    now += ONE_REQUEST_SECONDS + 0.1
+    with pytest.raises(Asked):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_hangup_is_treated_as_sigterm(default_signals):

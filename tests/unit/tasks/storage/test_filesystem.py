@@ -43,10 +43,6 @@ def test_without_links_there_is_no_pointer_and_all_else_works(lacking, tmp_path,
     assert not os.path.lexists(tmp_path / "latest") and not os.path.lexists(
         tmp_path / "datasets" / "latest"
     )
-    (tmp_path / "checkpoints").mkdir()
-    add_checkpoint(tmp_path / "checkpoints", 8)
-    checkpoints.point_and_prune(tmp_path / "checkpoints", 1)
-    assert checkpoints.latest_step(tmp_path / "checkpoints") == 8
     tried = examine(tmp_path)
     assert not tried.fault and not tried.has_links
 

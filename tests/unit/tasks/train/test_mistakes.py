@@ -16,9 +16,8 @@ from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentRecord, PlannedEnvironment
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt, write_attempt_plan
+from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from infini_llama.tasks.train import stage
-from infini_llama.tasks.train.attempt_folder import record_killed_attempts
 from infini_llama.tasks.train.planning import plan_attempt
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import reporters
 from support.made_up_runs import add_checkpoint, make_run
@@ -202,18 +201,3 @@ def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"infini-llama\[wandb\]"):
         reporters(["wandb"], tmp_path, 0, {}, longest_wait=60)
-
-
-def test_retry_of_a_killed_flow_run_does_not_go_back_again(tmp_path):
-    run = RunFolder(tmp_path / "runs" / "mine")
-    first = planned(tmp_path, "flow-run-a", "never")
-    folder = run.path / "logs" / "attempt-01"
-    folder.mkdir(parents=True)
-    write_attempt_plan(folder, first)
-    own = add_checkpoint(run.checkpoints, 7, model={}, world_size=1)
-    record_killed_attempts(run)
-    assert planned(tmp_path, "flow-run-a", "never").resume_from == own, (
-        "the attempt was killed with its process"
-    )
-    with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
-        planned(tmp_path, "flow-run-b", "never")

@@ -26,16 +26,20 @@ from infini_llama.tasks.train.worker.callbacks.reporting import Reporter, Report
 from infini_llama.tasks.train.worker.trainer import StopRequest, Trainer
 from support.records import make_plan
 
-SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-SIZES |= {"num_key_value_heads": 1, "attention": "softmax"}
+SIZES = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "attention": "softmax",
+}
 SHORT = {
     "max_steps": 12,
     "warmup_steps": 1,
     "global_batch_size": 2,
     "micro_batch_size": 2,
     "sample_tokens": 1,
-}
-SHORT |= {
     "eval_steps": 3,
     "save_steps": 5,
     "save_total_limit": 2,
@@ -104,28 +108,44 @@ def pointed(run: RunFolder) -> str:
     return (run.checkpoints / "best").readlink().name
 
 
-def test_a_new_lowest_loss_is_saved_between_saves_and_stays(train):
-    run = train("one", {3: 7.04, 6: 20.0, 9: 7.1, 12: 78.0})
-    assert kept(run) == [12, 10, 3] and pointed(run) == "step-00000003"
-    assert (
-        checkpoints.read_state(checkpoints.checkpoint_path(run.checkpoints, 3)).validation_loss
-        == 7.04
-    )
-
-
-def test_the_limit_of_checkpoints_holds_when_every_loss_is_the_best(train):
-    run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 9.0})
-    assert kept(run) == [12, 10, 9] and pointed(run) == "step-00000009"
-
-
-def test_a_loss_that_is_not_lower_or_not_finite_is_not_saved(train):
-    run = train("one", {3: 7.0, 6: 7.0, 9: float("nan"), 12: 8.0}, save_total_limit=9)
-    assert kept(run) == [12, 10, 5, 3]
-
-
-def test_multiples_of_save_permanent_every_are_saved_and_stay(train):
-    run = train("one", {3: 7.0, 6: 8.0, 9: 8.0, 12: 8.0}, save_permanent_every=4)
-    assert kept(run) == [12, 10, 8, 5, 4, 3]
+@pytest.mark.parametrize(
+    ("losses", "settings", "steps", "best"),
+    [
+        pytest.param(
+            {3: 7.04, 6: 20.0, 9: 7.1, 12: 78.0},
+            {},
+            [12, 10, 3],
+            (3, 7.04),
+            id="a new lowest loss is saved between saves and stays",
+        ),
+        pytest.param(
+            {3: 7.0, 6: 6.0, 9: 5.0, 12: 9.0},
+            {},
+            [12, 10, 9],
+            (9, 5.0),
+            id="the limit holds where each loss is the lowest",
+        ),
+        pytest.param(
+            {3: 7.0, 6: 7.0, 9: float("nan"), 12: 8.0},
+            {"save_total_limit": 9},
+            [12, 10, 5, 3],
+            (3, 7.0),
+            id="a loss that is not lower or not finite is not saved",
+        ),
+        pytest.param(
+            {3: 7.0, 6: 8.0, 9: 8.0, 12: 8.0},
+            {"save_permanent_every": 4},
+            [12, 10, 8, 5, 4, 3],
+            (3, 7.0),
+            id="multiples of save_permanent_every are saved and stay",
+        ),
+    ],
+)
+def test_saved_checkpoints_and_the_best_one(train, losses, settings, steps, best):
+    run = train("one", losses, **settings)
+    assert kept(run) == steps
+    state = checkpoints.read_state(run.checkpoints / "best")
+    assert (state.step, state.validation_loss) == best
 
 
 def test_a_resumed_run_saves_what_the_uninterrupted_run_does(train):
@@ -222,12 +242,6 @@ def test_where_the_best_one_is_gone_the_next_lowest_is_saved(train, lost):
     assert kept(run) == [12, 10, 6] and pointed(run) == "step-00000006"
 
 
-def test_without_prompts_the_run_ends_without_samples(train):
-    run = train("one", {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}, sample_prompts=[])
-    assert run.read(TrainingResult, run.result).samples == ()
-    assert not (run.path / "samples.jsonl").read_text()
-
-
 def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monkeypatch, caplog):
     losses = {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}
     calm = train("calm", losses, sample_prompts=[])
@@ -248,7 +262,9 @@ def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monk
     }
     train("broken", losses, **reporting)
     results = [one.read(TrainingResult, one.result) for one in (calm, run)]
-    assert results[0].weights_sha256 == results[1].weights_sha256 and results[1].samples == ()
+    assert results[0].weights_sha256 == results[1].weights_sha256
+    assert results[0].samples == results[1].samples == ()
+    assert not (calm.path / "samples.jsonl").read_text()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     for part in ("sampling", "TensorBoard", "the profile", "train.metrics_hook=dividing:hook"):
         assert len([words for words in warnings if part in words]) == 1, part

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -22,7 +21,7 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.artifacts import check, file_checksum
-from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors, model_tensors, state_hash
+from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors, state_hash
 from infini_llama.tasks.train.worker.checkpointer import save_checkpoint
 from infini_llama.tasks.train.worker.strategies.native import NativeStrategy
 from support.one_rank import single_rank
@@ -87,7 +86,14 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
 @pytest.mark.parametrize("is_recorded", [True, False])
 @pytest.mark.parametrize(
     ("before", "now"),
-    [("adamw", "sgd"), ("adamw", "muon"), ("muon", "adamw"), ("sgd", "adam"), ("sgd", "muon")],
+    [
+        ("adamw", "sgd"),
+        ("adamw", "muon"),
+        ("muon", "adamw"),
+        ("adam", "adamw"),
+        ("sgd", "adam"),
+        ("sgd", "muon"),
+    ],
 )
 def test_another_optimizer_begins_without_state(ranks, tmp_path, before, now, is_recorded):
     """A checkpoint that does not record its optimizer has the state of the names that are the same."""
@@ -207,13 +213,3 @@ class Resolves(DefaultSavePlanner):
 def test_no_path_of_this_machine_is_in_a_checkpoint(saved, tmp_path):
     path, _ = saved
     assert not [file.name for file in path.iterdir() if str(tmp_path).encode() in file.read_bytes()]
-
-
-def test_it_loads_without_a_process_group(ranks, tmp_path):
-    model = trained(3).model
-    path = save_checkpoint(tmp_path, 1, model_tensors(model), {"step": 1})
-    dist.destroy_process_group()
-    fresh = trained(4).model
-    load_tensors(path, model_tensors(fresh))
-    assert state_hash(model_tensors(fresh), "model.") == state_hash(model_tensors(model), "model.")
-    dist.init_process_group("gloo")  # the fixture leaves it

@@ -22,16 +22,20 @@ MODEL = {
     "intermediate_size": 16,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "attention": "softmax",
 }
-MODEL |= {"num_key_value_heads": HEADS, "attention": "softmax"}
 TRAIN = {
     "max_steps": 3,
     "warmup_steps": 1,
     "global_batch_size": ROWS,
     "micro_batch_size": 2,
     "sample_prompts": [],
+    "eval_steps": 9,
+    "save_steps": 9,
+    "report_to": [],
+    "compile": "off",
 }
-TRAIN |= {"eval_steps": 9, "save_steps": 9, "report_to": [], "compile": "off"}
 SDPA = 3 * LAYERS * ROWS * 4 * HEADS * SIZE * LENGTH * (LENGTH + 1) / 2
 
 

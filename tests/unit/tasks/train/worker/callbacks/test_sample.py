@@ -4,7 +4,7 @@ import json
 import re
 import time
 
-import torch
+import pytest
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
@@ -16,12 +16,14 @@ from infini_llama.tasks.storage.dataset_files import read_tokenizer
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 
 
-def test_prompts_are_continued_independently(built, dataset):
-    _, reference = built
-    torch.manual_seed(0)
-    model = Llama(
-        LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)
-    ).double()
+@pytest.fixture
+def model(built) -> Llama:
+    size = built[1].vocab_size
+    return Llama(LlamaConfig(size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8))
+
+
+def test_prompts_are_continued_independently(model, dataset):
+    model.double()
     prompts = ["the cat", "self.value = the cat sat the cat sat the cat sat", "日本語"]
 
     def texts_for(prompts: list[str], seed: int) -> list[str]:
@@ -38,12 +40,8 @@ def test_prompts_are_continued_independently(built, dataset):
 
 
 def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(
-    built, dataset, corpus
+    model, dataset, corpus
 ):
-    _, reference = built
-    model = Llama(
-        LlamaConfig(reference.vocab_size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)
-    )
     (sample,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=5), Conversation())
     texts = [path.read_text() for path in corpus.glob("*.txt")]
     assert (

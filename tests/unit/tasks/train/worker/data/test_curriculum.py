@@ -134,18 +134,6 @@ def test_ranks_and_micro_batches_do_not_change_the_order_of_rows(world, micro, s
     assert seen == batches().rows(8 * step).tolist()
 
 
-def config(home: str = "workspace", model: dict | None = None, **data) -> PipelineConfig:
-    given = {"source": "python-stdlib", "sequence_length": 32} | data
-    train = {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5}
-    sections = {
-        "data": given,
-        "train": train,
-        "model": model or {},
-        "runtime": {"home": home, "name": "mine"},
-    }
-    return PipelineConfig.model_validate(sections)
-
-
 def test_steps_and_shares_become_samples(tmp_path, caplog):
     caplog.set_level("WARNING", "infini_llama")
     tables = [
@@ -155,8 +143,14 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
     dataset = make_dataset(curriculum=tables, sequence_length=32)
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
 
-    def shorter_rows(home: str, stages: list[dict], **changes) -> tuple[tuple[str, int], ...]:
-        settings = config(str(tmp_path / home), curriculum=stages, **changes)
+    def shorter_rows(home: str, stages: list[dict], **model) -> tuple[tuple[str, int], ...]:
+        sections = {
+            "data": {"source": "python-stdlib", "sequence_length": 32, "curriculum": stages},
+            "train": {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5},
+            "model": model,
+            "runtime": {"home": str(tmp_path / home), "name": "mine"},
+        }
+        settings = PipelineConfig.model_validate(sections)
         lineage = bind_run(settings, dataset, make_plan())
         return make_attempt(
             tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage
@@ -168,7 +162,7 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
     assert shorter_rows("steps", steps) == (("a", 200), ("b", 800))
     assert "train.max_steps=100" in caplog.text
     with pytest.raises(ConfigError, match=r"model\.segment_length=8"):
-        shorter_rows("infini", steps, model={"attention": "infini", "segment_length": 8})
+        shorter_rows("infini", steps, attention="infini", segment_length=8)
 
 
 @pytest.fixture
@@ -244,11 +238,3 @@ def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
         verify(reference, tmp_path, "quick")
     assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["row tables"])
     verify(reference, tmp_path, "quick")
-
-
-def test_short_rows_hold_the_text_of_the_long_ones(staged, tmp_path):
-    reference = preprocess(staged, tmp_path)
-    folder = tmp_path / reference.path
-    long = TokenReader(folder, reference.row_table, "train")
-    short = TokenReader(folder, reference.curriculum[0].row_table, "train")
-    assert np.array_equal(long.gather(np.array([1]))[0, :5], short.gather(np.array([4]))[0])
