@@ -1,4 +1,4 @@
-"""Executions of one flow run: by `run` and by `serve`, after Retry and Resume, deleted, and beside another program's run."""
+"""Executions of one flow run: by `run` and by `serve`, after Retry and Resume, and deleted."""
 
 import os
 import time
@@ -71,20 +71,6 @@ def test_a_name_with_the_time_is_kept_by_a_retry(served):
     assert served.get(run)["name"] == name
     assert [attempt.from_step > 0 for attempt in served.attempts(name)] == [False, True]
     assert len(list((served.home / "runs").glob("named-*"))) == 1
-
-
-def test_a_run_of_another_program_is_left_alone(served):
-    """Running without a process here, as one of another machine; its flow has our name."""
-    with httpx.Client(base_url=served.api, headers=served.headers(), timeout=60) as client:
-        flow = client.post("/flows/", json={"name": "pretrain"}).json()["id"]
-        state = {"type": "RUNNING", "name": "Running"}
-        body = {"flow_id": flow, "name": "of-another", "state": state}
-        other = client.post("/flow_runs/", json=body).json()["id"]
-    served.kill("serve")
-    served.processes.pop("serve").wait(60)
-    served.serve()
-    time.sleep(90)  # several looks of `serve`, each after 15 s
-    assert served.state(other) == "RUNNING"
 
 
 def test_a_killed_run_is_crashed_by_the_next_command_on_its_database(served, tmp_path):
