@@ -233,7 +233,8 @@ def test_greedy_text_is_what_the_full_forward_would_choose(kind):
 
 
 def test_sampling_leaves_the_global_generator_as_it_was():
-    model, state = model_of("infini"), torch.get_rng_state()
+    model = model_of("infini")
+    state = torch.get_rng_state()
     generate(model, [1, 2], 3, Sampling(temperature=1.0))
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -24,7 +24,8 @@ from infini_llama.tasks.train.worker.initial_model import load_pretrained
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NORM = "model.norm.weight"
-UP, BIAS = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias"
+UP = "model.layers.1.mlp.up_proj.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 SIZES = {
     "hidden_size": 16,
     "intermediate_size": 32,

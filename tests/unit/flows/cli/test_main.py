@@ -14,9 +14,9 @@ from infini_llama.configs.loading import load_config
 from infini_llama.flows.cli.main import Stopped, explain, main
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, write_attempt_plan
+from infini_llama.tasks.runs.run_folder import RunFolder
 from support.damage import flip
-from support.records import make_attempt, make_plan
+from support.records import make_plan
 
 
 @dataclass
@@ -227,9 +227,3 @@ def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, dry_run):
     run.path.mkdir(parents=True)
     run.write(run.environment, record)
     assert dry_run("environment.device=cpu")["plan"]["threads"] == 3
-    # As `run` does, where that record is lost.
-    run.environment.unlink()
-    attempt_dir = run.logs / "attempt-01"
-    attempt_dir.mkdir(parents=True)
-    write_attempt_plan(attempt_dir, make_attempt(run.path, plan=make_plan(threads=5)))
-    assert dry_run("environment.device=cpu")["plan"]["threads"] == 5
