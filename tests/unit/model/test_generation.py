@@ -218,7 +218,7 @@ def _storage(value):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_greedy_text_is_what_the_full_forward_would_choose(kind):
-    model = model_of(**MODELS[kind])
+    model = model_of(**MODELS[kind]).double()
     prompt = torch.randint(
         0, 97, (3 * N + 2,)
     ).tolist()  # longer than a segment: all of it must be read
@@ -227,7 +227,7 @@ def test_greedy_text_is_what_the_full_forward_would_choose(kind):
         text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
     new = text[len(prompt) :]
     assert generate(model, prompt, 2 * N) == new
-    for stop in set(new):
+    for stop in {new[0], new[-1]}:
         assert generate(model, prompt, 2 * N, stop_id=stop) == new[: new.index(stop)]
     assert generate(model, prompt, 0) == []
 

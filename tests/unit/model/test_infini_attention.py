@@ -187,8 +187,7 @@ def test_one_segment_is_bitwise_plain_causal_attention(length, backend, fields):
     infini = Llama(small(attention="infini", segment_length=N, **fields), backend)
     plain = Llama(small(attention="softmax"), backend)
     infini.load_state_dict(plain.state_dict(), strict=False)
-    with torch.no_grad():
-        infini.set_gates([3.0, 3.0])
+    infini.set_gates([3.0, 3.0])
     ids, labels = torch.randint(0, 97, (3, length)), torch.randint(0, 97, (3, length))
     documents = torch.tensor([[0] * length, [1] * length, [*range(length)]])
     assert torch.equal(infini(ids), plain(ids))

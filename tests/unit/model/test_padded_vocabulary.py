@@ -51,9 +51,9 @@ def test_loss_and_gradients_are_those_of_the_whole_logits_without_padding(tied, 
             (total.detach(), {name: value.grad for name, value in model.named_parameters()})
         )
     (loss, expected), (padded_loss, found) = results
-    assert relative(padded_loss, loss) < 1e-11
+    assert relative(padded_loss, loss) < 1e-10
     for name, gradient in expected.items():
-        assert relative(found[name][: len(gradient)], gradient) < 1e-11, name
+        assert relative(found[name][: len(gradient)], gradient) < 1e-10, name
         assert not found[name][len(gradient) :].any(), "padding never learns"
 
 
