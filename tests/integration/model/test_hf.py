@@ -30,13 +30,6 @@ def test_export_and_import_round_trip(changes):
     assert hf.config_from_hf(hf.config_to_infini_llama(ours)) == ours
 
 
-def test_transformers_reads_and_writes_the_same():
-    ours = small(rope_theta=500.0, rms_norm_eps=1e-4, segment_length=64)
-    theirs = TheirConfig(**hf.config_to_hf(ours))
-    assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
-    assert hf.config_from_hf(theirs.to_dict()) == ours
-
-
 def test_omitted_fields_have_hugging_faces_defaults():
     sizes = {
         name: value for name, value in small().to_dict().items() if HF_FIELDS.get(name, 0) is None
