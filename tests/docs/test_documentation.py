@@ -1,4 +1,4 @@
-"""What the pages name is there: tests, files, headings, commands and their options, keys, imports, papers."""
+"""What the pages name is there: tests, files, headings, commands and their options, keys, papers."""
 
 import ast
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import infini_llama
 from infini_llama.configs.keys import all_keys
 from infini_llama.flows.cli.commands import COMMANDS, EVERY_COMMAND
 
@@ -21,7 +20,6 @@ import memory_results  # noqa: E402
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/seed_features.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SECTIONS = [name for name, is_section in all_keys().items() if is_section and "." not in name]
 KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})(?:\.[a-z_]\w*)+)(?![\w(])")
 FILE_ENDINGS = (
@@ -146,35 +144,6 @@ def test_keys_exist(page):
         "model.model.",
     )  # a user's own names and numbers, or a parameter's
     assert not [key for key in sorted(keys) if key not in known and not key.startswith(tables)]
-
-
-@each_page
-def test_imports_in_documented_python_exist(page):
-    """Read from the files, so that no torch is loaded."""
-    for block in PYTHON.findall(page.read_text(encoding="utf-8")):
-        for node in ast.walk(ast.parse(block)):
-            if (
-                isinstance(node, ast.ImportFrom)
-                and node.module
-                and node.module.split(".")[0] == "infini_llama"
-            ):
-                assert {alias.name for alias in node.names} <= defined(node.module), (
-                    f"{page.name}: {ast.unparse(node)}"
-                )
-
-
-def defined(module: str) -> set[str]:
-    if module == "infini_llama":
-        return set(infini_llama.__all__)
-    place = ROOT / "src" / Path(*module.split("."))
-    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    names = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-    return names
 
 
 def test_sentences_of_the_troubleshooting_page_are_printed():

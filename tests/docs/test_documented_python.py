@@ -75,7 +75,3 @@ def test_the_notebook_runs(server, tmp_path):
         "-c",
         "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"),
     )
-
-
-def test_every_page_with_python_is_covered():
-    assert {"README.md", "huggingface.md"} <= {page for page, _ in BLOCKS}

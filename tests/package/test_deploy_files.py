@@ -231,15 +231,6 @@ def test_a_unit_that_trains_can_write_the_temporary_folder_of_all_units(name):
     assert "\nPrivateTmp" not in unit, "the locks of GPUs are there"
 
 
-def test_a_run_that_systemd_stops_has_not_failed():
-    unit = (DEPLOY / "systemd/infini-llama-run@.service").read_text()
-    for key in ("SuccessExitStatus", "RestartForceExitStatus"):
-        assert re.search(rf"^{key}=(.*)$", unit, re.M)[1].split() == [
-            str(int(ExitCode.PREEMPTED)),
-            str(128 + signal.SIGTERM),
-        ]
-
-
 @pytest.mark.parametrize("arguments", [[], ["hooks.example.com/services"], ["http://127.0.0.1:9/"]])
 def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, arguments):
     environment = {

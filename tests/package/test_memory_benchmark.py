@@ -120,15 +120,3 @@ def test_recall_beyond_the_trained_length():
     assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
     model.use_memory(False)
     assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12
-
-
-@pytest.mark.slow
-def test_a_number_is_found_across_seven_segment_ends():
-    """The first quarter of the stored training of seed 0, which by then finds 44 % of the numbers."""
-    task = memory.TASKS["passkey"]
-    model, curve = memory.train(task, memory.MEMORIES["linear"], seed=0, until=1000)
-    assert curve[-1]["whole"] > 0.2 and all(
-        0.2 < gate < 0.8 for layer in curve[-1]["gates"] for gate in layer
-    )
-    model.use_memory(False)
-    assert memory.measure(task, model.eval(), 7)["whole"] < 0.02

@@ -11,8 +11,6 @@ import yaml
 
 from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.schedulers import with_scheduler
-from infini_llama.configs.schema import EnvironmentConfig
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
@@ -87,17 +85,14 @@ def test_the_pods_of_all_templates_are_valid_and_keep_a_checkpoint_s_time():
         )
 
 
-def test_the_nodes_of_a_jobset_know_their_number_and_rank():
+def test_the_nodes_of_a_jobset_know_their_number():
+    """And their rank by their index: test_schedulers.py."""
     job = job_of(DOCUMENTS["JobSet"])
     command = job["template"]["spec"]["containers"][0]["command"]
     nodes = int(
         next(word for word in command if word.startswith("environment.nnodes=")).partition("=")[2]
     )
     assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"] == nodes
-    place = with_scheduler(
-        EnvironmentConfig(nnodes=nodes), {"JOB_COMPLETION_INDEX": str(nodes - 1)}
-    )
-    assert place.node_rank == nodes - 1
 
 
 def test_commands_of_the_templates_are_those_of_this_version():

@@ -42,8 +42,6 @@ def one_head(
     theta,
     update,
     documents,
-    literal,
-    gradient_segments,
     Q_m,
     K_m,
     sinks,
@@ -56,7 +54,7 @@ def one_head(
     size = Q.shape[1]
     M, z, owner, outputs, last = None, None, None, [], None
     lagging = [(None, None, None)]
-    for number, start in enumerate(range(0, len(Q), segment_length)):
+    for start in range(0, len(Q), segment_length):
         q, k, v = (x[start : start + segment_length] for x in (Q, K, V))
         docs = documents[start : start + segment_length]
         scores = turned(q, theta) @ turned(k, theta).T / math.sqrt(size)  # eq. 6
@@ -76,19 +74,12 @@ def one_head(
                 A_mem = (feature_q[i] @ read_M) / (feature_q[i] @ read_z)  # eq. 7
                 outputs.append(beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A_dot[i])  # eq. 10
             else:
-                outputs.append((1 - beta.sigmoid()) * A_dot[i] if literal else A_dot[i])
+                outputs.append(A_dot[i])
         last = next((document for document in reversed(docs) if document >= 0), last)
         if last is None:
             continue
         if last != owner:
             M, z, owner = None, None, last
-        if (
-            gradient_segments
-            and number % gradient_segments == 0
-            and M is not None
-            and z is not None
-        ):
-            M, z = M.detach(), z.detach()
         ours = torch.tensor([document == owner for document in docs])
         feature_k, v = feature_k[ours], v[ours]
         added_z = feature_k.sum(dim=0)
@@ -117,8 +108,6 @@ def literal_infini(
     theta,
     update="linear",
     documents=None,
-    literal=False,
-    gradient_segments=None,
     maps=None,
     sinks=0,
 ):
@@ -140,8 +129,6 @@ def literal_infini(
                     gate[h],
                     *options,
                     documents[b],
-                    literal,
-                    gradient_segments,
                     mapped(q[b, h], A_q, b_q, h),
                     mapped(k[b, h // group], A_k, b_k, h // group),
                     sinks,

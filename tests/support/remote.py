@@ -68,7 +68,7 @@ class WebServer(ThreadingHTTPServer):
 
     Attributes:
         faults: of the next requests for content, one each: "503", "cut", "slow"; 403 or 404 forever where `always` has it.
-        asked: bytes that were sent, by path.
+        sent: bytes of each file that were sent, by its name.
         content_type: of each file.
     """
 

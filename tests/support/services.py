@@ -1,12 +1,14 @@
-"""A free port, and a PostgreSQL server on this machine."""
+"""A free port, a server that gives one answer, and a PostgreSQL server on this machine."""
 
+import http.server
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +21,34 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextmanager
+def answering(
+    answer: Callable[[str], tuple[int, str]],
+    headers: Mapping[str, str] | None = None,
+    port: int = 0,
+) -> Iterator[str]:
+    """Host and port of an HTTP server: `answer` has the status and the body for a path."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answer(self.path)
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, inject
+from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, inject, workers_of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
@@ -108,18 +108,11 @@ class Trial:
             self.codes.append(kill_all(killed))
         return self.start()
 
-    def pids(self, started: Started, mark: str, without: str = "\0") -> list[int]:
-        return sorted(
-            pid
-            for pid, command in started.processes().items()
-            if mark in command and without not in command
-        )
-
-    def workers(self, started: Started) -> list[int]:
-        return self.pids(started, "infini_llama.tasks.train.worker", "tasks.train.torchrun")
+    def pids(self, started: Started, mark: str) -> list[int]:
+        return sorted(pid for pid, command in started.processes().items() if mark in command)
 
     def worker(self, started: Started) -> int:
-        return self.rng.choice(self.workers(started))
+        return self.rng.choice(workers_of(started.marker))
 
     def torchrun(self, started: Started) -> int:
         return self.pids(started, "tasks.train.torchrun")[0]
@@ -132,7 +125,7 @@ class Trial:
             self.lab.wait_for_step(self.name, LAST_STEP, started)
             time.sleep(self.rng.uniform(0, 0.3))
         else:
-            while not self.workers(started):
+            while not workers_of(started.marker):
                 assert started.process.poll() is None, (
                     f"ended before a worker started:\n{started.log.read_text()}"
                 )

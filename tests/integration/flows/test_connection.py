@@ -1,12 +1,10 @@
 """The way to a Prefect server: past every proxy on this machine, and by a usable proxy to another one."""
 
 import asyncio
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -20,7 +18,7 @@ from websockets.asyncio.server import serve
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.server import api_for_deploy
 from infini_llama.flows.workarounds.connection import is_local, proxy_variable
-from support.services import free_port
+from support.services import answering, free_port
 
 SOCKS = {"ALL_PROXY": "socks5://127.0.0.1:9"}
 PROXIES = [
@@ -55,24 +53,16 @@ def api(monkeypatch) -> Callable[[str], None]:
     return use
 
 
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(prefect.__version__).encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+def health(_: str) -> tuple[int, str]:
+    return 200, json.dumps(prefect.__version__)
 
 
 @pytest.fixture
 def healthy(api) -> Iterator[None]:
     """PREFECT_API_URL names a server on this machine."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        api(f"http://127.0.0.1:{server.server_port}/api")
+    with answering(health) as place:
+        api(f"http://{place}/api")
         yield
-        server.shutdown()
 
 
 @pytest.mark.parametrize("proxies", PROXIES)
@@ -162,10 +152,8 @@ def test_a_run_waits_for_a_server_that_it_has_not_reached_yet():
     ) as process:
         assert process.stdout is not None and process.stdout.readline()
         time.sleep(2)  # the first request has failed
-        with http.server.ThreadingHTTPServer(("127.0.0.1", port), Health) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+        with answering(health, port=port):
             assert process.wait(60) == 0
-            server.shutdown()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1.2.3", "0.0.0.0"])

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, TrainFailed
-from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
 from infini_llama.flows.dataset_choice import choose_dataset, require_dataset_of_run
@@ -110,38 +109,21 @@ def test_a_run_goes_on_without_its_text(begun, caplog, is_finished):
         pipeline.preparation_for(config).build()
 
 
-def test_each_command_of_one_process_decides_where_to_resume(tmp_path, monkeypatch):
+def test_each_command_of_one_process_decides_where_to_resume(data, tmp_path, monkeypatch):
     """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
     monkeypatch.setattr(local, "torchrun_command", lambda *_, **__: [sys.executable, "-c", ""])
-    (tmp_path / "text").mkdir()
-    for number in range(24):
-        words = f"Text {number}, of a few words, again and again.\n" * 20
-        (tmp_path / "text" / f"{number}.txt").write_text(words, encoding="utf-8")
-    data = {
-        "files": [f"{tmp_path}/text/*.txt"],
-        "validation_fraction": 0.25,
-        "sequence_length": 16,
-        "device": "cpu",
-    }
-    settings = {
-        "data": data | {"tokenizer": {"vocab_size": 300}},
-        "runtime": {
-            "name": "twice",
-            "home": str(tmp_path),
-            "resume": "never",
-            "retries": 1,
-            "retry_delay": 0,
-        },
-        "environment": {"device": "cpu"},
-    }
+    runtime = {"name": "twice", "home": str(tmp_path), "resume": "never"}
+    runtime |= {"retries": 1, "retry_delay": 0}
+    sections = {"data": data(), "runtime": runtime, "environment": {"device": "cpu"}}
+    config = PipelineConfig.model_validate(sections)
     folder = RunFolder(tmp_path / "runs" / "twice")
     with pytest.raises(TrainFailed, match="no worker started"):
-        pipeline.run(parse_config(settings))
+        pipeline.run(config)
     first, second = read_attempts(folder)
     assert first.invocation == second.invocation
     add_checkpoint(folder.checkpoints, 10, 1.0)
     with pytest.raises(ConfigError, match=r"runtime\.resume=never, but"):
-        pipeline.run(parse_config(settings))
+        pipeline.run(config)
 
 
 RETRIES = """

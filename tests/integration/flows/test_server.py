@@ -1,15 +1,12 @@
 """Which Prefect server a command uses, what it reports of one that does not respond, and that its own never outlives it."""
 
 import contextlib
-import http.server
 import os
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import prefect
@@ -30,6 +27,7 @@ from infini_llama.flows.settings import START_TIMEOUT
 from infini_llama.flows.workarounds.connection import is_loopback
 from infini_llama.flows.workarounds.server import Server
 from infini_llama.tasks.storage.locks import Busy, Lock
+from support.services import answering
 from support.waiting import wait_until
 
 HOLD = """
@@ -195,26 +193,6 @@ def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, si
         with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
             raise AssertionError("it was taken for one that answers")
         assert raised.value.exit_code == 70
-
-
-@contextlib.contextmanager
-def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
-    """Inside, a server of the address that this yields answers with the status and body that `answer` has for a path."""
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = answer(self.path)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ A test that fails here says that Prefect has changed: what works around it can g
 
 import asyncio
 import contextlib
-import http.server
 import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
@@ -38,7 +36,7 @@ from prefect.workers.base import BaseWorker
 from sqlalchemy import make_url
 
 from infini_llama.flows.pretrain import pretrain
-from support.services import free_port
+from support.services import answering, free_port
 from support.waiting import wait_until
 
 FACTS = """
@@ -63,32 +61,21 @@ time.sleep(600)
 """
 
 
-class Proxy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory) -> dict:
     """Of a process without this program, with a proxy and an API that only the proxy answers for."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
     }
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with answering(lambda _: (200, "")) as proxy:
         environment |= {
             "HOME": str(tmp_path_factory.mktemp("home")),
             "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api",
-            "HTTP_PROXY": f"http://127.0.0.1:{server.server_port}",
+            "HTTP_PROXY": f"http://{proxy}",
             "NO_PROXY": "",
         }
         command = [sys.executable, "-c", FACTS]
         done = subprocess.run(command, env=environment, capture_output=True, check=True)
-        server.shutdown()
     return json.loads(done.stdout)
 
 

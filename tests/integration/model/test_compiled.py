@@ -14,6 +14,19 @@ KINDS = {
 }
 
 
+DOCUMENTS = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4])
+
+
+def assert_same_losses_and_gradients(model, compiled, ids, documents):
+    results = []
+    for loss in (model.loss, compiled):
+        model.zero_grad()
+        total, _ = loss(ids[:, :-1], ids[:, 1:], documents)
+        total.backward()
+        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_graph_does_not_break(kind, packed):
@@ -21,7 +34,7 @@ def test_the_graph_does_not_break(kind, packed):
     torch.compiler.reset()
     model = Llama(small(**KINDS[kind]))
     ids = torch.randint(0, 97, (2, 30))
-    documents = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4]) if packed else None
+    documents = DOCUMENTS if packed else None
     compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
     expected = model.loss(ids[:, :-1], ids[:, 1:], documents)[0]
     assert torch.allclose(compiled(ids[:, :-1], ids[:, 1:], documents)[0], expected, rtol=1e-6)
@@ -34,16 +47,9 @@ def test_compiled_losses_and_gradients_are_those_of_eager(kind, packed):
     torch.compiler.reset()
     model = Llama(small(**KINDS[kind], num_hidden_layers=1)).double()
     ids = torch.randint(0, 97, (2, 30))
-    documents = torch.tensor([[0] * 11 + [1] * 18, [0] * 25 + [-1] * 4]) if packed else None
-    results = []
-    for loss in (model.loss, torch.compile(model.loss, fullgraph=True)):
-        model.zero_grad()
-        total, _ = loss(ids[:, :-1], ids[:, 1:], documents)
-        total.backward()
-        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
-    for eager, compiled in zip(*results, strict=True):
-        assert eager is not None and compiled is not None
-        assert torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
+    documents = DOCUMENTS if packed else None
+    compiled = torch.compile(model.loss, fullgraph=True)
+    assert_same_losses_and_gradients(model, compiled, ids, documents)
     if packed:  # an edit of one document does not reach the other
         edited = ids.clone()
         edited[0, 0] = (ids[0, 0] + 1) % 97
@@ -64,15 +70,5 @@ def test_a_compiled_loss_in_chunks_is_that_of_eager(attention, checkpointing):
     model.loss_chunk, model.z_loss = 10, 1e-3
     model.checkpoint_activations(checkpointing)
     ids = torch.randint(0, 97, (2, 30))
-    results = []
-    for loss in (model.loss, torch.compile(model.loss, fullgraph=True, backend="aot_eager")):
-        model.zero_grad()
-        total, _ = loss(ids[:, :-1], ids[:, 1:])
-        total.backward()
-        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
-    for eager, compiled in zip(*results, strict=True):
-        assert (
-            eager is not None
-            and compiled is not None
-            and torch.allclose(eager, compiled, rtol=1e-9, atol=1e-10)
-        )
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    assert_same_losses_and_gradients(model, compiled, ids, None)

@@ -23,7 +23,7 @@ from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
 from support.browser import CHROMIUM, Browser
-from support.laboratory import COMMAND, CONFIG, processes_of
+from support.laboratory import COMMAND, CONFIG, inject, processes_of
 from support.services import POSTGRES, free_port, postgres
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +54,16 @@ def change(module):
     module.optimizer_step = slow
 """
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+
+
+def slow_settings(home: Path, **train: object) -> dict:
+    """CONFIG with these keys of `train` and steps of a fifth of a second."""
+    (home / "slow").mkdir()
+    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
+    return CONFIG | {
+        "train": CONFIG["train"] | train,
+        "environment": CONFIG["environment"] | {"env": {"PYTHONPATH": path}},
+    }
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -304,6 +314,15 @@ class Served(House):
 
     def serve(self) -> None:
         self.begin_worker("--port", str(self.port))
+
+    def create_named(self, name: str, **changes: object) -> str:
+        """Id of a new run with these values in its form."""
+        return self.create_run(name=name, parameters={"changes": {"name": name, **changes}})
+
+    def retry(self, run: str) -> None:
+        """As Retry on its page does."""
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+        self.post(f"flow_runs/{run}/set_state", state=state)
 
     def headers(self) -> dict[str, str]:
         """With the token that the server asks for, as docs/prefect.md shows it."""

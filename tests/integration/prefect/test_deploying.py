@@ -7,8 +7,6 @@ import httpx
 import pytest
 import yaml
 
-from infini_llama.configs.loading import parse_config
-from infini_llama.flows.deployments import Deployment
 from infini_llama.flows.form import SHORT
 
 pytestmark = pytest.mark.parametrize(
@@ -140,19 +138,12 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
     ), messages
 
 
-def test_the_deployment_of_prefect_yaml_is_that_of_deploy_and_runs(server):
+def test_the_deployment_of_prefect_yaml_runs(server):
+    """What the file says: test_deploy_files.py."""
     server.ours("deploy", str(server.config))  # the work pool
     file = ROOT / "deploy" / "prefect.yaml"
     server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
     stored = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
-    settings = yaml.safe_load(file.read_text())["deployments"][0]["parameters"]["config"]
-    ours = Deployment("pretrain", parse_config(settings)).to_prefect()
-    assert stored["description"] == ours.description and set(stored["tags"]) == set(ours.tags)
-    env = {name: value for name, value in ours.job_variables["env"].items() if name != "PYTHONPATH"}
-    assert stored["job_variables"] == {
-        "env": env,
-        "stream_output": ours.job_variables["stream_output"],
-    }
     sections = yaml.safe_load(server.config.read_text())
     del sections["deployment"]
     files = [str(server.home / "text" / "*.txt")]

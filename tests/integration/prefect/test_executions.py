@@ -1,4 +1,4 @@
-"""Executions of one flow run: by `run` and by `serve`, after Retry and Resume, deleted, and beside another program's run."""
+"""Executions of one flow run: by `run` and by `serve`, after Retry and Resume, and deleted."""
 
 import os
 import time
@@ -8,38 +8,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.laboratory import COMMAND, CONFIG, inject
+from support.laboratory import COMMAND
 from support.services import free_port
 
-from .conftest import FINAL, SLOW, Served, served_at
+from .conftest import FINAL, Served, served_at, slow_settings
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("served")))
-    train = CONFIG["train"] | {"max_steps": 90, "save_steps": 20, "eval_steps": 90}
-    (home / "slow").mkdir()
-    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
-    settings = CONFIG | {
-        "train": train,
-        "environment": CONFIG["environment"] | {"env": {"PYTHONPATH": path}},
-        "deployment": {"concurrency_limit": 1},
-    }
-    with served_at(home, settings) as house:
+    settings = slow_settings(home, max_steps=90, save_steps=20, eval_steps=90)
+    with served_at(home, settings | {"deployment": {"concurrency_limit": 1}}) as house:
         yield house
 
 
-def begin(served: Served, name: str, **changes: object) -> str:
-    return served.create_run(name=name, parameters={"changes": {"name": name, **changes}})
-
-
-def retry(served: Served, run: str) -> None:
-    """As Retry on its page does."""
-    served.post(f"flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"})
-
-
 def test_tasks_of_a_run_that_was_suspended_end_with_it(served):
-    run = begin(served, "paused")
+    run = served.create_named("paused")
     for step in (20, 40, 60):
         served.wait_for_step("paused", step)
         served.suspend(run)
@@ -50,17 +34,17 @@ def test_tasks_of_a_run_that_was_suspended_end_with_it(served):
 
 
 def test_retry_within_a_second_of_crashed_is_not_undone(served):
-    run = begin(served, "quick")
+    run = served.create_named("quick")
     served.wait_for_step("quick", 20)
     served.kill("flow")
     served.wait_for(run, "CRASHED")
-    retry(served, run)
+    served.retry(run)
     served.wait_for_step("quick", 40)
     assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
 
 
 def test_a_run_that_is_deleted_while_it_trains_saves_a_checkpoint_and_ends(served):
-    run = begin(served, "deleted", max_steps=3000)
+    run = served.create_named("deleted", max_steps=3000)
     served.wait_for_step("deleted", 20)
     address = f"{served.api}/flow_runs/{run}"
     httpx.delete(address, headers=served.headers(), timeout=60).raise_for_status()
@@ -70,37 +54,23 @@ def test_a_run_that_is_deleted_while_it_trains_saves_a_checkpoint_and_ends(serve
     assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
     log = served.home / "serve.log"
     served.wait(lambda: f"{run} was deleted" in log.read_text(), "serve does not say so")
-    following = begin(served, "following", max_steps=10, train={"warmup_steps": 2})
+    following = served.create_named("following", max_steps=10, train={"warmup_steps": 2})
     assert served.wait_for(following, *FINAL)["state_type"] == "COMPLETED"
 
 
 def test_a_name_with_the_time_is_kept_by_a_retry(served):
-    run = begin(served, "named-{date}-{time}")
+    run = served.create_named("named-{date}-{time}")
     served.wait(lambda: served.get(run)["name"].startswith("named-2"), "the run was not named")
     name = served.get(run)["name"]
     served.wait_for_step(name, 20)
     served.kill("flow")
     served.wait_for(run, "CRASHED")
     time.sleep(2)
-    retry(served, run)
+    served.retry(run)
     assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
     assert served.get(run)["name"] == name
     assert [attempt.from_step > 0 for attempt in served.attempts(name)] == [False, True]
     assert len(list((served.home / "runs").glob("named-*"))) == 1
-
-
-def test_a_run_of_another_program_is_left_alone(served):
-    """Running without a process here, as one of another machine; its flow has our name."""
-    with httpx.Client(base_url=served.api, headers=served.headers(), timeout=60) as client:
-        flow = client.post("/flows/", json={"name": "pretrain"}).json()["id"]
-        state = {"type": "RUNNING", "name": "Running"}
-        body = {"flow_id": flow, "name": "of-another", "state": state}
-        other = client.post("/flow_runs/", json=body).json()["id"]
-    served.kill("serve")
-    served.processes.pop("serve").wait(60)
-    served.serve()
-    time.sleep(90)  # several looks of `serve`, each after 15 s
-    assert served.state(other) == "RUNNING"
 
 
 def test_a_killed_run_is_crashed_by_the_next_command_on_its_database(served, tmp_path):
@@ -131,7 +101,7 @@ def test_a_killed_run_is_crashed_by_the_next_command_on_its_database(served, tmp
 
 
 def test_serve_logs_which_runs_of_earlier_executions_it_has_marked(served):
-    run = begin(served, "marked")
+    run = served.create_named("marked")
     served.wait_for_step("marked", 20)
     served.kill("serve", "flow", "worker", "server")
     served.processes.pop("serve").wait(60)
@@ -144,7 +114,7 @@ def test_serve_logs_which_runs_of_earlier_executions_it_has_marked(served):
 
 def test_a_run_whose_deployment_is_deleted_completes(served):
     """While it holds a slot; this is the last test, since the deployment is gone."""
-    run = begin(served, "undeployed", max_steps=150)
+    run = served.create_named("undeployed", max_steps=150)
     served.wait_for_step("undeployed", 20)
     address = f"{served.api}/deployments/{served.deployment()['id']}"
     httpx.delete(address, headers=served.headers(), timeout=60).raise_for_status()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import CONFIG, inject, workers_of
+from support.laboratory import workers_of
 
-from .conftest import FINAL, SLOW, Served, served_at
+from .conftest import FINAL, Served, served_at, slow_settings
 
 STEPS = 60
 ENDED = ("FAILED", "CRASHED", "CANCELLED")
@@ -37,19 +37,9 @@ CELLS = {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("served")))
-    (home / "slow").mkdir()
-    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
-    settings = CONFIG | {
-        "train": CONFIG["train"] | {"max_steps": STEPS, "save_steps": 10, "eval_steps": STEPS},
-        "environment": CONFIG["environment"] | {"env": {"PYTHONPATH": path}},
-        "deployment": {"concurrency_limit": 1},
-    }
-    with served_at(home, settings) as house:
+    settings = slow_settings(home, max_steps=STEPS, save_steps=10, eval_steps=STEPS)
+    with served_at(home, settings | {"deployment": {"concurrency_limit": 1}}) as house:
         yield house
-
-
-def begin(served: Served, name: str, **changes: object) -> str:
-    return served.create_run(name=name, parameters={"changes": {"name": name, **changes}})
 
 
 def weights(served: Served, name: str) -> str:
@@ -59,7 +49,7 @@ def weights(served: Served, name: str) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(served) -> str:
-    run = begin(served, "undisturbed")
+    run = served.create_named("undisturbed")
     assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED"
     return weights(served, "undisturbed")
 
@@ -80,11 +70,6 @@ def kill(served: Served, part: str) -> None:
         served.serve()
 
 
-def retry(served: Served, run: str) -> None:
-    """As Retry on its page does."""
-    served.post(f"flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"})
-
-
 def to_state(served: Served, state: str, name: str) -> str:
     """The ID of a new run that is in this state."""
     slow_text = {"files": [f"{sysconfig.get_path('stdlib')}/*.py"]}
@@ -94,7 +79,7 @@ def to_state(served: Served, state: str, name: str) -> str:
         changes = {"data": slow_text, "max_steps": 20}
     if state == "awaiting-retry":
         changes = {"runtime": {"retry_delay": 25}}
-    run = begin(served, name, **changes)
+    run = served.create_named(name, **changes)
     if state == "pending":
         served.wait_for(run, "PENDING", "RUNNING")
     elif state == "preprocess":
@@ -132,7 +117,7 @@ def _cancel(served: Served, run: str) -> None:
 def _crash_and_retry(served: Served, run: str) -> None:
     served.kill("flow")
     served.wait_for(run, "CRASHED")
-    retry(served, run)
+    served.retry(run)
 
 
 def to_completed(served: Served, run: str) -> list[str]:
@@ -146,7 +131,7 @@ def to_completed(served: Served, run: str) -> list[str]:
         if served.state(run) == "PAUSED":
             served.post(f"flow_runs/{run}/resume")
         elif served.state(run) in ENDED:
-            retry(served, run)
+            served.retry(run)
         served.wait(lambda: served.state(run) not in (*ENDED, "PAUSED"), "it is not started again")
     raise AssertionError(f"{states}, then {served.get(run)['state']}")
 
@@ -169,5 +154,5 @@ def test_a_kill_costs_nothing_but_time(served, undisturbed, state, part):
     assert not served.processes_of_run(name)
     if state != "preprocess":
         assert weights(served, name) == undisturbed
-    if part in ("server", "worker") and state in ("scheduled", "pending", "training"):
+    if part in ("server", "worker", "torchrun") and state in ("scheduled", "pending", "training"):
         assert states == ["COMPLETED"], "a person had to act"

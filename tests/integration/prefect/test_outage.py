@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import CONFIG, inject
-
-from .conftest import SLOW, House, server_at
+from .conftest import House, server_at, slow_settings
 
 OUTAGE = 450  # seconds; the client tries for 510
 
@@ -21,14 +19,8 @@ OUTAGE = 450  # seconds; the client tries for 510
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory) -> Iterator[House]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("limited")))
-    (home / "slow").mkdir()
-    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
-    environment = CONFIG["environment"] | {"env": {"PYTHONPATH": path}}
-    train = CONFIG["train"] | {"max_steps": 6000, "save_steps": 20, "eval_steps": 3000}
-    deployment = {"concurrency_limit": 1}
-    with server_at(
-        home, CONFIG | {"train": train, "environment": environment, "deployment": deployment}
-    ) as house:
+    settings = slow_settings(home, max_steps=6000, save_steps=20, eval_steps=3000)
+    with server_at(home, settings | {"deployment": {"concurrency_limit": 1}}) as house:
         house.begin_worker()
         yield house
 

@@ -16,9 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.laboratory import CONFIG, inject
-
-from .conftest import DEPLOY, FINAL, SLOW, Served, served_at
+from .conftest import DEPLOY, FINAL, Served, served_at, slow_settings
 
 PROXIES = {
     "ALL_PROXY": "socks://127.0.0.1:9/",
@@ -31,15 +29,8 @@ SILENT_FOR = 100.0  # seconds, of the automation; a run sends a heartbeat every 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
     home = Path(os.path.realpath(tmp_path_factory.mktemp("served")))
-    train = CONFIG["train"] | {"max_steps": 60, "save_steps": 20, "eval_steps": 60}
-    (home / "slow").mkdir()
-    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
-    environment = CONFIG["environment"] | {"env": {"PYTHONPATH": path}}
-    settings = CONFIG | {
-        "train": train,
-        "environment": environment,
-        "deployment": {"concurrency_limit": 1},
-    }
+    settings = slow_settings(home, max_steps=60, save_steps=20, eval_steps=60)
+    settings["deployment"] = {"concurrency_limit": 1}
     with served_at(home, settings, PROXIES) as house:
         command = [sys.executable, "-c", DEPLOY, str(house.config), str(SILENT_FOR)]
         variables = {
@@ -49,10 +40,6 @@ def served(tmp_path_factory) -> Iterator[Served]:
         subprocess.run(command, env=variables, cwd=home, check=True, timeout=120)
         yield house
         assert "Traceback" not in (home / "prefect" / "worker.log").read_text()
-
-
-def begin(served: Served, name: str, **changes: object) -> str:
-    return served.create_run(name=name, parameters={"changes": {"name": name, **changes}})
 
 
 def restart(served: Served) -> None:
@@ -71,14 +58,13 @@ def assert_at_rest(served: Served, run: str, state: str) -> None:
     assert limit["active_slots"] == 0
 
 
-@pytest.mark.parametrize("moment", ["scheduled", "pending", "starting", "training"])
+@pytest.mark.parametrize("moment", ["starting", "training"])
 def test_a_run_completes(served, moment):
-    run = begin(served, moment)
-    if moment == "pending":
-        served.wait_for(run, "PENDING")
-    elif moment == "starting":
+    """Before it starts: test_kill_matrix.py."""
+    run = served.create_named(moment)
+    if moment == "starting":
         served.wait_for(run, "RUNNING")
-    elif moment == "training":
+    else:
         served.wait_for_step(moment, 20)
     restart(served)
     if moment == "training":
@@ -90,7 +76,7 @@ def test_a_run_completes(served, moment):
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_suspended_run_stays_suspended_and_resumes(served, moment):
     name = f"suspended-{moment}"
-    run = begin(served, name, max_steps=2000)
+    run = served.create_named(name, max_steps=2000)
     served.wait_for(run, "RUNNING")
     if moment == "before":
         restart(served)
@@ -119,7 +105,7 @@ def test_a_suspended_run_stays_suspended_and_resumes(served, moment):
 def test_a_failed_attempt_is_retried(served, moment):
     name = f"retried-{moment}"
     env = {"PYTHONPATH": str(served.home / "slow"), "FAULT": str(served.home / name)}
-    run = begin(served, name, environment={"env": env}, runtime={"retry_delay": 15})
+    run = served.create_named(name, environment={"env": env}, runtime={"retry_delay": 15})
     served.wait_for_step(name, 20)
     if moment == "before":
         restart(served)
@@ -135,7 +121,7 @@ def test_a_failed_attempt_is_retried(served, moment):
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_a_cancelled_run_saves_a_checkpoint(served, moment):
     name = f"cancelled-{moment}"
-    run = begin(served, name, max_steps=2000)
+    run = served.create_named(name, max_steps=2000)
     served.wait_for_step(name, 20)
     if moment == "before":
         restart(served)
@@ -153,7 +139,7 @@ def test_a_cancelled_run_saves_a_checkpoint(served, moment):
 def test_a_pending_run_without_a_process_is_begun_by_the_next_worker(served, resuming):
     """Its worker is killed as well, which would have marked it."""
     name = f"lost-{resuming}"
-    run = begin(served, name, max_steps=60)
+    run = served.create_named(name, max_steps=60)
     if resuming:
         served.wait_for_step(name, 20)
         served.suspend(run)

@@ -22,7 +22,7 @@ import yaml
 
 from support.laboratory import COMMAND, CONFIG, inject
 
-from .conftest import DATABASE, SLOW, House, server_at
+from .conftest import DATABASE, SLOW, House, server_at, slow_settings
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"),
@@ -151,12 +151,7 @@ def history(house: House, run: str) -> list[str]:
 def house(tmp_path_factory) -> Iterator[House]:
     """A server and our configuration, whose runs need more than ten seconds."""
     home = Path(os.path.realpath(tmp_path_factory.mktemp("ours")))
-    (home / "slow").mkdir()
-    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
-    settings = CONFIG | {
-        "train": CONFIG["train"] | {"max_steps": 60, "save_steps": 10, "eval_steps": 60},
-        "environment": CONFIG["environment"] | {"env": {"PYTHONPATH": path}},
-    }
+    settings = slow_settings(home, max_steps=60, save_steps=10, eval_steps=60)
     with server_at(home, settings, DATABASE) as house:
         yield house
 

@@ -9,7 +9,7 @@ import pytest
 from infini_llama import configs
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config, parse_config
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
 
 GOOD = {"data": {"source": "python-stdlib"}}
 
@@ -163,8 +163,9 @@ def test_plain_values_are_what_they_look_like(tmp_path):
 
 def test_every_key_has_a_sentence_and_its_name_as_title():
     """Prefect's form and the reference show them."""
-    schema = PipelineConfig.model_json_schema()
-    sections = {"": schema, **schema["$defs"]}
+    schemas = [section.model_json_schema() for section in (PipelineConfig, DeploymentConfig)]
+    definitions = schemas[0]["$defs"] | schemas[1]["$defs"]
+    sections = {"": schemas[0], "deployment": schemas[1], **definitions}
     for section, fields in sections.items():
         for name, field in fields["properties"].items():
             described = (
@@ -174,3 +175,9 @@ def test_every_key_has_a_sentence_and_its_name_as_title():
             assert field.get("title", name) == name and described.endswith((".", ").")), (
                 f"{section}.{name}"
             )
+
+
+def test_the_form_of_a_run_has_every_section_except_deployment():
+    schema = PipelineConfig.model_json_schema()
+    assert set(schema["properties"]) == set(PipelineConfig.model_fields) - {"deployment"}
+    assert not {"DeploymentConfig", "ScheduleConfig"} & schema["$defs"].keys()

@@ -221,12 +221,6 @@ def test_blocks_of_queries_have_the_same_bits_every_time(packed):
         for again in gradients[1:]
         for one, other in zip(gradients[0], again, strict=True)
     )
-    exact = causal_attention(q.double(), k.double(), v.double(), documents)
-    expected = torch.autograd.grad((exact * weights).sum(), (q, k, v))
-    assert relative(outputs[0], exact) < 1e-6
-    assert all(
-        relative(one, other) < 1e-6 for one, other in zip(gradients[0], expected, strict=True)
-    )
 
 
 def test_blocks_of_queries_are_operators_that_can_be_compiled():

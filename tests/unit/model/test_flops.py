@@ -100,6 +100,7 @@ def test_segments_that_see_the_one_before_by_hand(length, pairs, readers, writer
     ("attention", "frozen", "changes"),
     [
         ("softmax", 0, {}),
+        ("local", 0, {}),
         ("infini", 0, {}),
         ("infini", 2, {"num_hidden_layers": 3}),
         ("infini", 2, {"num_hidden_layers": 3, "tie_word_embeddings": True}),
@@ -138,20 +139,6 @@ def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, wit
         flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal
     )
     assert expected - head_flops_per_token(settings, frozen) * without_logits == counted(counter)
-
-
-def test_maps_by_hand():
-    """Two segments of 3, of which the first writes and the second reads: a matrix per head."""
-    plain, mapped = (
-        small(attention="infini", segment_length=3, memory_maps=maps) for maps in (False, True)
-    )
-    assert attention_flops(mapped, 6) - attention_flops(plain, 6) == 2 * 3 * (4 + 2) * 2 * 8 * 8
-
-
-def test_local_attention_has_no_memory():
-    infini, local = (small(attention=kind, segment_length=3) for kind in ("infini", "local"))
-    memory = 4 * 6 * (2 * 8 * 8 + 2 * 8) + 2 * 6 * 2 * 8 * 8
-    assert attention_flops(infini, 9) - attention_flops(local, 9) == 2 * memory
 
 
 @pytest.mark.parametrize("update", ["delta", "delta_bounded"])

@@ -249,12 +249,8 @@ def test_greedy_text_is_what_the_full_forward_would_choose(attention):
     assert generate(model, prompt, 0) == []
 
 
-def test_a_seed_decides_the_text():
+def test_sampling_leaves_the_global_generator_as_it_was():
     model = model_of("infini")
-    texts = [
-        generate(model, [1, 2], 30, Sampling(temperature=1.0, seed=seed)) for seed in (5, 5, 6)
-    ]
-    assert texts[0] == texts[1] != texts[2]
     state = torch.get_rng_state()
     generate(model, [1, 2], 3, Sampling(temperature=1.0))
     assert torch.equal(torch.get_rng_state(), state)

@@ -53,28 +53,30 @@ def assert_literal(layer, x, rows, **options):
         )
 
 
+MAPS = {"memory_maps": True}
+BEFORE = {"attend_previous_segment": True}
+
+
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize(
-    ("kv_heads", "length"),
+    ("kv_heads", "length", "backend", "fields"),
     [
-        *((2, length) for length in (N - 1, N, N + 1, 2 * N, 7 * N)),
-        *((n, 4 * N + 3) for n in (4, 2, 1)),
+        *((2, length, "sdpa", {}) for length in (N - 1, N, N + 1, 2 * N, 7 * N)),
+        *((kv_heads, 4 * N + 3, "sdpa", {}) for kv_heads in (4, 2, 1)),
+        (4, 3 * N, "sdpa", MAPS),
+        (2, 4 * N + 3, "sdpa", MAPS),
+        (1, N, "sdpa", MAPS),
+        *((2, N + 1, backend, BEFORE) for backend in ("sdpa", "blocked")),
+        *((2, 2 * N, backend, BEFORE | MAPS) for backend in ("sdpa", "blocked")),
+        *((4, 3 * N - 1, backend, BEFORE) for backend in ("sdpa", "blocked")),
+        *((1, 5 * N + 3, backend, BEFORE | MAPS) for backend in ("sdpa", "blocked")),
     ],
 )
-def test_equals_the_paper_literally(update, kv_heads, length):
-    layer = attention(num_key_value_heads=kv_heads, memory_update=update)
+def test_equals_the_paper_literally(update, kv_heads, length, backend, fields):
+    layer = attention(num_key_value_heads=kv_heads, memory_update=update, **fields)
+    layer.backend = backend
     x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(x))
-
-
-@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
-@pytest.mark.parametrize(("kv_heads", "length"), [(4, 3 * N), (2, 4 * N + 3), (1, N)])
-def test_maps_equal_the_paper_with_queries_and_keys_of_the_memory(update, kv_heads, length):
-    layer = attention(num_key_value_heads=kv_heads, memory_update=update, memory_maps=True)
-    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(x))
-    documents = torch.tensor([[0] * (length // 2) + [1] * (length - length // 2), [2] * length])
-    assert_literal(layer, x, layout(x, documents), documents=documents)
+    assert_literal(layer, x, layout(x, **fields))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -151,6 +153,8 @@ PACKED = {  # each of the two rows: how many tokens of which document
     "padding at the end": [[(0, 21), (-1, 19)], [(0, 10), (1, 13), (-1, 17)]],
     "padding at the beginning": [[(-1, 5), (0, 35)], [(-1, 12), (3, 20), (1, 8)]],
     "padding alone": [[(-1, 40)], [(0, 40)]],
+    "a document ends before a segment": [[(0, N - 2), (1, 34)], [(0, 2 * N - 3), (1, 27)]],
+    "padding between": [[(0, 11), (-1, 3), (1, 26)], [(-1, N - 1), (1, 33)]],
 }
 
 
@@ -159,63 +163,41 @@ def numbers(row):
 
 
 @pytest.mark.parametrize("name", PACKED)
-@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
-def test_packed_documents_equal_the_paper_literally(name, update):
-    layer = attention(num_key_value_heads=1, memory_update=update)
+@pytest.mark.parametrize(
+    ("update", "backend", "fields"),
+    [
+        *((update, "sdpa", {}) for update in ("linear", "delta", "delta_bounded")),
+        *((update, "sdpa", MAPS) for update in ("linear", "delta", "delta_bounded")),
+        ("linear", "sdpa", BEFORE),
+        ("delta_bounded", "blocked", BEFORE),
+    ],
+)
+def test_packed_documents_equal_the_paper_literally(name, update, backend, fields):
+    layer = attention(num_key_value_heads=1, memory_update=update, **fields)
+    layer.backend = backend
     documents = torch.tensor([numbers(row) for row in PACKED[name]])
     x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(x, documents), documents=documents)
-
-
-BEFORE = {"attend_previous_segment": True}
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "blocked"])
-@pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
-@pytest.mark.parametrize(
-    ("kv_heads", "length", "maps"),
-    [(2, N + 1, False), (2, 2 * N, True), (4, 3 * N - 1, False), (1, 5 * N + 3, True)],
-)
-def test_segments_that_see_the_one_before_equal_a_loop_over_tokens(
-    backend, update, kv_heads, length, maps
-):
-    fields = BEFORE | {"memory_update": update, "memory_maps": maps}
-    layer = attention(num_key_value_heads=kv_heads, **fields)
-    layer.backend = backend
-    x = torch.randn(2, length, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(x, **BEFORE))
-
-
-@pytest.mark.parametrize("name", [*PACKED, "ends before a segment", "padding between"])
-@pytest.mark.parametrize(("backend", "update"), [("sdpa", "linear"), ("blocked", "delta_bounded")])
-def test_packed_documents_see_their_own_segment_before_and_their_own_sinks(name, backend, update):
-    rows = PACKED | {
-        "ends before a segment": [[(0, N - 2), (1, 34)], [(0, 2 * N - 3), (1, 27)]],
-        "padding between": [[(0, 11), (-1, 3), (1, 26)], [(-1, N - 1), (1, 33)]],
-    }
-    layer = attention(num_key_value_heads=1, memory_update=update, **BEFORE)
-    layer.backend = backend
-    documents = torch.tensor([numbers(row) for row in rows[name]])
-    x = torch.randn(2, 40, 32, dtype=torch.float64, requires_grad=True)
-    assert_literal(layer, x, layout(x, documents, **BEFORE), documents=documents)
+    assert_literal(layer, x, layout(x, documents, **fields), documents=documents)
 
 
 @pytest.mark.parametrize("length", [1, N - 1, N])
 @pytest.mark.parametrize("backend", ["sdpa", "blocked"])
-def test_one_segment_that_could_see_the_one_before_is_bitwise_plain_attention(length, backend):
-    sees = Llama(small(attention="infini", segment_length=N, **BEFORE), backend)
+@pytest.mark.parametrize("fields", [{}, BEFORE], ids=["its own segment", "the segment before"])
+def test_one_segment_is_bitwise_plain_causal_attention(length, backend, fields):
+    infini = Llama(small(attention="infini", segment_length=N, **fields), backend)
     plain = Llama(small(attention="softmax"), backend)
-    sees.load_state_dict(plain.state_dict(), strict=False)
+    infini.load_state_dict(plain.state_dict(), strict=False)
+    infini.set_gates([3.0, 3.0])
     ids, labels = torch.randint(0, 97, (3, length)), torch.randint(0, 97, (3, length))
     documents = torch.tensor([[0] * length, [1] * length, [*range(length)]])
-    assert torch.equal(sees(ids), plain(ids))
-    torch.testing.assert_close(sees(ids, documents), plain(ids, documents))
+    assert torch.equal(infini(ids), plain(ids))
+    torch.testing.assert_close(infini(ids, documents), plain(ids, documents))
     with torch.inference_mode():
-        assert torch.equal(sees.prefill(ids, 0)[0], plain.prefill(ids, length)[0])
-    for model in (sees, plain):
+        assert torch.equal(infini.prefill(ids, 0)[0], plain.prefill(ids, length)[0])
+    for model in (infini, plain):
         model.loss(ids, labels)[0].backward()
     for name, parameter in plain.named_parameters():
-        assert torch.equal(sees.get_parameter(name).grad, parameter.grad), name
+        assert torch.equal(infini.get_parameter(name).grad, parameter.grad), name
 
 
 def test_two_segments_that_see_each_other_are_plain_attention():
@@ -266,25 +248,6 @@ def test_a_short_first_segment_makes_delta_diverge_and_not_delta_bounded():
     assert sizes["delta"] > 2 and sizes["delta_bounded"] < 1.5
 
 
-@pytest.mark.parametrize("length", [1, N - 1, N])
-def test_one_segment_is_plain_causal_attention_bit_for_bit(length):
-    infini = Llama(small(attention="infini", segment_length=N))
-    plain = Llama(small(attention="softmax"))
-    infini.load_state_dict(plain.state_dict(), strict=False)
-    for name, parameter in infini.named_parameters():
-        if name.endswith(".gate"):
-            torch.nn.init.constant_(parameter, 3.0)
-    ids, labels = torch.randint(0, 97, (3, length)), torch.randint(0, 97, (3, length))
-    assert torch.equal(infini(ids), plain(ids))
-    infini.loss(ids, labels)[0].backward()
-    plain.loss(ids, labels)[0].backward()
-    for name, parameter in plain.named_parameters():
-        gradient, expected = infini.get_parameter(name).grad, parameter.grad
-        assert gradient is not None and expected is not None and torch.equal(gradient, expected), (
-            name
-        )
-
-
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 @pytest.mark.parametrize("count", [16, 256])
 def test_the_memory_survives_bf16_autocast(count, update):
@@ -312,19 +275,6 @@ def test_a_memory_that_nothing_was_written_to_reads_as_zero():
     assert torch.equal(retrieve(q, nothing, nothing[..., 0]), torch.zeros(1, 2, 3, 4))
     hardly = torch.full((1, 2, 3, 4), -200.0)  # sigma is exactly zero there
     assert retrieve(hardly, nothing + 1, nothing[..., 0] + 1).isfinite().all()
-
-
-def test_a_head_is_a_slice_of_the_projection_at_its_own_token():
-    """Not [B, T, H d] seen as [B, H, T, d], which mixes tokens."""
-    layer = attention()
-    x = torch.randn(2, 5, 32, dtype=torch.float64)
-    for heads, linear in zip(
-        layer.project(x), (layer.q_proj, layer.k_proj, layer.v_proj), strict=True
-    ):
-        for head in range(heads.shape[1]):
-            for t in range(5):
-                row = linear.weight[8 * head : 8 * head + 8]
-                assert largest(heads[:, head, t], x[:, t] @ row.T) < 1e-12
 
 
 def test_the_feature_map_is_exact_in_value_and_gradient():

@@ -130,22 +130,6 @@ def test_tokens_without_a_target_have_no_logits(targets):
         assert largest(gradient, other) < 1e-10
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("attention", ["softmax", "infini"])
-def test_a_model_learns_the_same_with_chunks(attention, tied):
-    model = Llama(small(attention=attention, tie_word_embeddings=tied)).double()
-    ids, labels = torch.randint(0, 97, (2, 2, 29))
-    gradients = []
-    for model.loss_chunk, model.z_loss in ((0, 1e-3), (10, 1e-3)):
-        model.zero_grad()
-        model.loss(ids, labels)[0].backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for gradient, other in zip(*gradients, strict=True):
-        assert gradient is not None and other is not None and largest(gradient, other) < 1e-9
-    model.eval()
-    assert torch.allclose(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
-
-
 def gradients(model: Llama, ids: torch.Tensor, checkpointing: str) -> list[torch.Tensor | None]:
     """The loss and the gradient of each parameter, from the same random numbers."""
     model.checkpoint_activations(checkpointing)

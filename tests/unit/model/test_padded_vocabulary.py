@@ -37,21 +37,23 @@ def test_the_initial_weights_are_those_without_padding(tied):
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 @pytest.mark.parametrize("chunk", [0, 10])
 @pytest.mark.parametrize("tied", [False, True])
-def test_loss_and_gradients_are_those_without_padding(tied, chunk, z_loss):
+def test_loss_and_gradients_are_those_of_the_whole_logits_without_padding(tied, chunk, z_loss):
     ids = torch.randint(0, SIZE, (2, 30))
+    plain, padded = pair(tie_word_embeddings=tied)
+    padded.loss_chunk = chunk
     results = []
-    for model in pair(tie_word_embeddings=tied):
+    for model in (plain, padded):
         model.double()
-        model.loss_chunk, model.z_loss = chunk, z_loss
+        model.z_loss = z_loss
         total, _ = model.loss(ids[:, :-1], ids[:, 1:])
         total.backward()
         results.append(
             (total.detach(), {name: value.grad for name, value in model.named_parameters()})
         )
     (loss, expected), (padded_loss, found) = results
-    assert relative(padded_loss, loss) < 1e-12
+    assert relative(padded_loss, loss) < 1e-10
     for name, gradient in expected.items():
-        assert relative(found[name][: len(gradient)], gradient) < 1e-12, name
+        assert relative(found[name][: len(gradient)], gradient) < 1e-10, name
         assert not found[name][len(gradient) :].any(), "padding never learns"
 
 

@@ -161,10 +161,10 @@ def test_an_output_that_exists_is_refused_before_the_model_is_fetched(tmp_path):
 
 @pytest.fixture
 def begin(tmp_path):
-    def write(*texts: str, attention: str = "softmax"):
+    def write(*texts: str, name: str = "my.yaml", attention: str = "softmax"):
         for number, text in enumerate(texts):
             (tmp_path / f"my # {number}.txt").write_text(text)
-        output = tmp_path / "my.yaml"
+        output = tmp_path / name
         return output, write_new(output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home")
 
     return write
@@ -202,19 +202,15 @@ def test_one_document_is_reported_before_building(begin):
 
 
 @pytest.mark.parametrize("name", ["my.txt", "my", "my conf.yaml", "-my.yaml", "nowhere/my.yaml"])
-def test_a_name_that_run_would_refuse_is_refused(tmp_path, name):
-    (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
-    output = tmp_path / name
+def test_a_name_that_run_would_refuse_is_refused(begin, tmp_path, name):
     with pytest.raises(ConfigError):
-        write_new(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
-    assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
+        begin("a sentence of some words. " * 1000, name=name)
+    assert [path.name for path in tmp_path.iterdir()] == ["my # 0.txt"]
 
 
 @pytest.mark.parametrize("name", ["2024", "null", "1e3"])
-def test_a_name_that_yaml_takes_for_something_else(tmp_path, name):
-    (tmp_path / "my.txt").write_text("a sentence of some words. " * 1000)
-    output = tmp_path / f"{name}.yaml"
-    write_new(output, [str(tmp_path / "*.txt")], "softmax", tmp_path / "home")
+def test_a_name_that_yaml_takes_for_something_else(begin, name):
+    output, _ = begin("a sentence of some words. " * 1000, name=f"{name}.yaml")
     assert load_config(output).runtime.name == name
 
 

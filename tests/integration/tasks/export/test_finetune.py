@@ -7,12 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers import LlamaConfig as TheirConfig
 
-from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.export.modeling_infini_llama import (
     CACHE,
     InfiniLlamaConfig,
     InfiniLlamaForCausalLM,
 )
+from support.models import small
 
 # Models that keep the keys of the whole text, trained at fewer tokens than the tests read.
 SHORT = [
@@ -28,14 +28,7 @@ PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])
 
 def wrapped(**changes):
     """The class around the model, with random weights."""
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
-    heads = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "segment_length": 8,
-    }
-    config = LlamaConfig(**(sizes | heads | {"initializer_range": 0.2} | changes))
+    config = small(**({"num_hidden_layers": 3, "max_position_embeddings": 64} | changes))
     return InfiniLlamaForCausalLM(InfiniLlamaConfig(config.to_dict())).eval()
 
 
@@ -225,9 +218,6 @@ def test_hidden_states_are_those_of_their_llama():
         "intermediate_size",
         "num_hidden_layers",
         "num_attention_heads",
-    )
-    names = (
-        *names,
         "num_key_value_heads",
         "max_position_embeddings",
         "rms_norm_eps",

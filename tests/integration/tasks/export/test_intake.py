@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
-from transformers import LlamaConfig as TheirConfig
+from transformers import AutoModelForCausalLM
 
 from infini_llama.configs.errors import ConfigError, DataError, PipelineError
 from infini_llama.configs.schema import PipelineConfig
@@ -25,6 +24,8 @@ from infini_llama.tasks.train.worker.initial_model import load_pretrained
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NORM = "model.norm.weight"
+UP = "model.layers.1.mlp.up_proj.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 SIZES = {
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -45,20 +46,14 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 @pytest.fixture
-def folder(built, tmp_path):
+def folder(theirs):
     """folder(change, …): a folder that transformers wrote, with the dataset's tokenizer, after the changes."""
-    home, reference = built
 
-    def make(*changes, shard="5GB", **fields):
-        torch.manual_seed(1)
-        config = TheirConfig(
-            **(SIZES | {"num_key_value_heads": 1, "initializer_range": 0.2} | fields)
-        )
-        LlamaForCausalLM(config).save_pretrained(tmp_path / "theirs", max_shard_size=shard)
-        shutil.copy(home / reference.path / "tokenizer.json", tmp_path / "theirs")
+    def make(*changes, **fields):
+        path, _ = theirs(**(SIZES | {"num_key_value_heads": 1} | fields))
         for change in changes:
-            change(tmp_path / "theirs")
-        return tmp_path / "theirs"
+            change(path)
+        return path
 
     return make
 
@@ -82,7 +77,8 @@ def tensors(change, number=0):
     def changed(path):
         file = sorted(path.glob("*.safetensors"))[number]
         held = load_file(file)
-        save_file(held | change(held), file, metadata={"format": "pt"})
+        kept = {name: x for name, x in (held | change(held)).items() if x is not GONE}
+        save_file(kept, file, metadata={"format": "pt"})
 
     return changed
 
@@ -103,6 +99,19 @@ def dangling(name):
         (path / name).symlink_to(f"../../blobs/{name}")
 
     return change
+
+
+def removed(name):
+    return lambda path: (path / name).unlink()
+
+
+def pickled(path):
+    torch.save(load_file(path / ONE), path / "pytorch_model.bin")
+    (path / ONE).unlink()
+
+
+def cut_short(path):
+    os.truncate(path / ONE, (path / ONE).stat().st_size - 100)
 
 
 def index_of_one(path):
@@ -137,6 +146,8 @@ def own_logits(path, ids):
         ({"tie_word_embeddings": True}, [tensors(lambda held: {HEAD: held[EMBEDDING].bfloat16()})]),
         ({}, [tensors(lambda held: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})]),
         ({}, [tensors(lambda held: {NORM: held[NORM].double(), EMBEDDING: held[EMBEDDING].half()})]),
+        ({"hidden_act": "gelu", "rms_norm_eps": 1e-3}, []),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}, []),
         ({}, [index_of_one]),
         ({}, [other_weights]),
         ({"shard": "20KB"}, []),
@@ -179,8 +190,6 @@ def test_the_same_model_as_in_transformers(folder, fields, changes):
         ({"shard": "20KB"}, index(lambda files: files | {NORM: files[EMBEDDING]}), NORM),
         ({"shard": "20KB"}, index(lambda files: files | {"more": files[NORM]}), "more"),
         ({"shard": "20KB"}, tensors(lambda held: {NORM: torch.ones(16)}), NORM),
-        ({}, stated(mlp_bias=True), "mlp_bias=True"),
-        ({}, stated(hidden_act="relu"), "hidden_act='relu'"),
         ({}, stated(hidden_act=GONE, hidden_activation="gelu"), "hidden_activation='gelu'"),
         ({}, stated(head_dim=8.0), "head_dim=8.0"),
         ({}, stated(num_key_value_heads=True), "num_key_value_heads=True"),
@@ -223,6 +232,64 @@ def test_what_is_refused_names_key_or_tensor_and_value(folder, fields, change, w
     with pytest.raises(PipelineError, match=words) as refused:
         own_logits(path, torch.ones(1, 8, dtype=torch.int64))
     assert isinstance(refused.value, ConfigError | DataError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ([pickled], ConfigError, "as pickle .pytorch_model.bin., which can run any code"),
+        ([cut_short], DataError, "model.safetensors is damaged"),
+        ([tensors(lambda _: {UP: GONE})], ConfigError, f"lacks: {UP}"),
+        ([tensors(lambda _: {BIAS: torch.zeros(16)})], ConfigError, f"unknown: {BIAS}"),
+        ([removed(ONE)], ConfigError, "has neither model.safetensors nor"),
+        ([stated(model_type="gpt2")], ConfigError, "model_type='gpt2'"),
+        ([removed(ONE), stated(INDEX, weight_map={NORM: "../elsewhere.safetensors"})], DataError, "outside its folder"),
+        ([removed(ONE), stated(INDEX, weight_map={NORM: "model-00002-of-00002.safetensors"})], DataError, "model-00002-of-00002.safetensors is missing"),
+        ([removed("config.json")], ConfigError, "not a Hugging Face folder"),
+    ],
+)  # fmt: skip
+def test_unsupported_models_are_named_on_import(folder, changes, kind, words):
+    path = folder(*changes)
+    with pytest.raises(kind, match=words):
+        open_model(path)
+
+
+@pytest.mark.parametrize("weight_map", [[], [ONE], None, "x", {NORM: ["x"]}, {"a": 1}])
+def test_a_malformed_index_is_named(folder, weight_map):
+    path = folder(stated(INDEX, weight_map=weight_map))
+    with pytest.raises(DataError, match=r"model\.safetensors\.index\.json.*weight_map"):
+        open_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_parameters", [1]),
+        ("rope_parameters", {"rope_type": []}),
+        ("rope_parameters", {"rope_theta": []}),
+        ("hidden_size", "32"),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 0),
+        ("vocab_size", None),
+        ("max_position_embeddings", []),
+        ("rms_norm_eps", {}),
+        ("hidden_act", []),
+        ("tie_word_embeddings", "no"),
+        ("model_type", []),
+        ("model_type", "infini_llama"),
+    ],
+)
+def test_a_config_with_wrong_types_is_named(folder, field, value):
+    path = folder(stated(**{field: value}))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        open_folder(path)
+
+
+def test_json_nested_beyond_what_python_parses_is_damaged(folder):
+    path = folder()
+    (path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"config\.json"):
+        open_folder(path)
 
 
 @pytest.mark.parametrize("beside", [["tokenizer.model"], ["vocab.json", "merges.txt"], []])

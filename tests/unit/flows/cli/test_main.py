@@ -14,9 +14,9 @@ from infini_llama.configs.loading import load_config
 from infini_llama.flows.cli.main import Stopped, explain, main
 from infini_llama.tasks.records.machine import Cpu, MachineFacts
 from infini_llama.tasks.records.plan import EnvironmentRecord
-from infini_llama.tasks.runs.run_folder import RunFolder, write_attempt_plan
+from infini_llama.tasks.runs.run_folder import RunFolder
 from support.damage import flip
-from support.records import make_attempt, make_plan
+from support.records import make_plan
 
 
 @dataclass
@@ -40,16 +40,21 @@ def command(texts, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture
+def dry_run(command):
+    """The record of `run run.yaml --dry-run` with these overrides."""
+
+    def run(*overrides: str) -> dict:
+        result = command("run", "run.yaml", "--dry-run", "--json", *overrides)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return run
+
+
 def test_a_terminal_without_a_character_shows_an_escape(monkeypatch):
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert main(["help"]) == 0
-
-
-def test_a_current_folder_that_is_gone_is_named(command, tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert command("run", "run.yaml").returncode == 64
 
 
 def output(result: Result) -> str:
@@ -153,37 +158,16 @@ def test_an_interruption_after_a_saved_checkpoint():
         assert explain(signal_like, is_resumed=True) == (75, str(saved))
 
 
-def test_a_dry_run_prints_a_configuration_that_loads_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert (
-        main(
-            [
-                "run",
-                "tiny",
-                "--dry-run",
-                "--json",
-                "train.max_steps=123",
-                "environment.env.MY_TOKEN=secret",
-            ]
-        )
-        == 0
-    )
-    text = capsys.readouterr().out
+def test_a_dry_run_prints_a_configuration_that_loads_again(command):
+    overrides = ["train.max_steps=123", "environment.env.MY_TOKEN=secret"]
+    text = command("run", "tiny", "--dry-run", "--json", *overrides).stdout
     assert "secret" not in text
     Path("again.json").write_text(json.dumps(json.loads(text)["config"]))
     assert load_config("again.json").train == load_config("tiny", ["train.max_steps=123"]).train
 
 
-def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
-    monkeypatch.chdir(texts)
-    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
-    assert (
-        main(
-            ["run", "run.yaml", "--dry-run", "--json", "train.max_steps=7", "train.warmup_steps=1"]
-        )
-        == 0
-    )
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_a_dry_run_starts_nothing(texts, dry_run):
+    record = dry_run("train.max_steps=7", "train.warmup_steps=1")
     assert record["config"]["train"]["max_steps"] == 7 and record["plan"]["device"] in (
         "cpu",
         "cuda",
@@ -194,7 +178,7 @@ def test_a_dry_run_starts_nothing(texts, capsys, monkeypatch):
     assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()
 
 
-def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(command, texts):
+def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(command, dry_run, texts):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE({token: number for number, token in enumerate([*alphabet, "</s>"])}, [])
@@ -213,11 +197,7 @@ def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(comma
         "train.micro_batch_size=1",
         "environment.device=cpu",
     ]
-    record = json.loads(
-        command("run", "run.yaml", "--dry-run", "--json", *overrides, *sizes).stdout.splitlines()[
-            -1
-        ]
-    )
+    record = dry_run(*overrides, *sizes)
     assert record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
     for path, chunk in (
         ("bytes.json", 0),
@@ -230,20 +210,15 @@ def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(comma
 
 @pytest.mark.parametrize("setting", ["threads=4000", "attention_backend=flash2"])
 def test_a_dry_run_shows_the_plans_warnings_and_that_this_machine_cannot_run_it(
-    texts, capsys, monkeypatch, setting
+    command, dry_run, setting
 ):
-    monkeypatch.chdir(texts)
-    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
-    command = ["run", "run.yaml", "--dry-run", "environment.device=cpu", f"environment.{setting}"]
-    assert main([*command, "--json"]) == 0
-    (finding,) = json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["findings"]
-    assert main(command) == 0
-    assert finding["sentence"] in " ".join(capsys.readouterr().out.split())
+    overrides = ["environment.device=cpu", f"environment.{setting}"]
+    (finding,) = dry_run(*overrides)["plan"]["findings"]
+    shown = command("run", "run.yaml", "--dry-run", *overrides)
+    assert shown.returncode == 0 and finding["sentence"] in " ".join(shown.stdout.split())
 
 
-def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, capsys, monkeypatch):
-    monkeypatch.chdir(texts)
-    monkeypatch.setenv("INFINI_LLAMA_HOME", str(texts / "home"))
+def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, dry_run):
     run, plan = RunFolder(texts / "home/runs/run"), make_plan(threads=3)
     facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
     record = EnvironmentRecord(
@@ -251,13 +226,4 @@ def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, capsys, monkey
     )
     run.path.mkdir(parents=True)
     run.write(run.environment, record)
-    command = ["run", "run.yaml", "--dry-run", "--json", "environment.device=cpu"]
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["threads"] == 3
-    # As `run` does, where that record is lost.
-    run.environment.unlink()
-    attempt_dir = run.logs / "attempt-01"
-    attempt_dir.mkdir(parents=True)
-    write_attempt_plan(attempt_dir, make_attempt(run.path, plan=make_plan(threads=5)))
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["plan"]["threads"] == 5
+    assert dry_run("environment.device=cpu")["plan"]["threads"] == 3
