@@ -12,7 +12,9 @@ class LinkCheck(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         folders = ("configs", "flows", "model", "tasks")
         missing = [
-            name for name in folders if not Path(self.root, "src/infini_llama", name).is_dir()
+            name
+            for name in folders
+            if not Path(self.root, "src/infini_llama", name).is_dir()
         ]
         if version == "editable" and missing:
             raise SystemExit(

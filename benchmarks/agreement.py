@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-TOLERANCE = (
-    1e-3  # relative, of a loss: more than rounding explains for the first steps of a training
-)
+TOLERANCE = 1e-3  # relative, of a loss: more than rounding explains for the first steps of a training
 
 
 def require_equal(what: str, results: Mapping[str, object]) -> None:
@@ -46,4 +44,6 @@ def require_close(
 
 
 def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.5g}" for value in values[:6]) + (" …" if len(values) > 6 else "")
+    return ", ".join(f"{value:.5g}" for value in values[:6]) + (
+        " …" if len(values) > 6 else ""
+    )

@@ -41,7 +41,10 @@ from stored_rows import about, store
 from infini_llama.model.backends import causal_attention
 
 SEGMENT, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 512, 256, 256, 2, 4, 682
-LONG, SHORT_AND_LONG = [2048, 4096, 8192, 16384, 32768], [64, 128, 256, 512, 1024, 2048, 4096, 8192]
+LONG, SHORT_AND_LONG = (
+    [2048, 4096, 8192, 16384, 32768],
+    [64, 128, 256, 512, 1024, 2048, 4096, 8192],
+)
 KEEP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
 OURS = {
     "infini linear": {"attention": "infini"},
@@ -52,7 +55,10 @@ TOLERANCE = {
     torch.float32: 1e-4,
     torch.bfloat16: 3e-2,
 }  # of outputs and gradients, relative: what rounding explains
-THEIRS = {"infini-transformer-pytorch": 10**9, "infini-transformer-pytorch, gradient cut": 2}
+THEIRS = {
+    "infini-transformer-pytorch": 10**9,
+    "infini-transformer-pytorch, gradient cut": 2,
+}
 
 
 def ours(kind: str):  # noqa: ANN201
@@ -61,7 +67,15 @@ def ours(kind: str):  # noqa: ANN201
 
     settings: Any = OURS[kind]
     config = LlamaConfig(
-        VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, 2048, segment_length=SEGMENT, **settings
+        VOCABULARY,
+        WIDTH,
+        INNER,
+        LAYERS,
+        HEADS,
+        HEADS,
+        2048,
+        segment_length=SEGMENT,
+        **settings,
     )
     model = Llama(config)
 
@@ -77,7 +91,12 @@ def theirs(kind: str):  # noqa: ANN201
 
     delta = {"use_mem_delta_rule": False}
     model = InfiniTransformer(
-        num_tokens=VOCABULARY, dim=WIDTH, depth=LAYERS, dim_head=64, heads=HEADS, **delta
+        num_tokens=VOCABULARY,
+        dim=WIDTH,
+        depth=LAYERS,
+        dim_head=64,
+        heads=HEADS,
+        **delta,
     )
     cut = THEIRS[kind]
     wrapped = InfiniTransformerWrapper(
@@ -110,12 +129,20 @@ def child(kind: str, length: int) -> None:
 HEADS_OF_MODELS = ((8, 4, 32), (8, 4, 64), (12, 12, 64))
 TOKENS = 2048
 # Tokens of a row, and those of its documents.
-WITH_DOCUMENTS = {128: (20,), 256: (20, 100), 512: (20, 100), 1024: (20, 400), 2048: (100, 700)}
+WITH_DOCUMENTS = {
+    128: (20,),
+    256: (20, 100),
+    512: (20, 100),
+    1024: (20, 400),
+    2048: (100, 700),
+}
 FORMS = ("sdpa", "blocked", "recomputed")
 COSTS = Path(__file__).with_name("results") / "attention-cpu.json"
 BACKENDS = Path(__file__).with_name("results") / "attention-backends.json"
 CALLS = 3
-RESERVED = 0.1  # of the time, for other programs; Linux gives them 5 % of each second by force
+RESERVED = (
+    0.1  # of the time, for other programs; Linux gives them 5 % of each second by force
+)
 
 
 def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
@@ -125,7 +152,8 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     batch, length, size = case["batch"], case["length"], case["head_size"]
     heads = (case["heads"], case["kv_heads"], case["kv_heads"], case["heads"])
     q, k, v, downstream = (
-        torch.randn(batch, length, number, size).to(dtype).transpose(1, 2) for number in heads
+        torch.randn(batch, length, number, size).to(dtype).transpose(1, 2)
+        for number in heads
     )
     documents = None
     if case["document"]:
@@ -136,14 +164,18 @@ def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:
     def run(form: str) -> tuple[float, list[torch.Tensor]]:
         started = time.perf_counter()
         backend = "sdpa" if form == "sdpa" else "blocked"
-        output = causal_attention(q, k, v, documents, backend, keep_weights=form == "blocked")
+        output = causal_attention(
+            q, k, v, documents, backend, keep_weights=form == "blocked"
+        )
         gradients = torch.autograd.grad(output, (q, k, v), downstream)
         return time.perf_counter() - started, [output.detach(), *gradients]
 
     results = {form: run(form)[1] for form in FORMS}  # it warms up, too
     for form in FORMS[1:]:
         pairs = zip(results[form], results["sdpa"], strict=True)
-        apart = max(((one - other).norm() / other.norm()).item() for one, other in pairs)
+        apart = max(
+            ((one - other).norm() / other.norm()).item() for one, other in pairs
+        )
         if apart > TOLERANCE[dtype]:
             raise RuntimeError(f"{form} differs from sdpa by {apart:.2g} in {case}")
     del results
@@ -189,7 +221,9 @@ def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def compare_backends(options: argparse.Namespace) -> None:
     """Each shape in a process of its own."""
-    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO  # under chrt: other programs do not interrupt
+    fifo = (
+        os.sched_getscheduler(0) == os.SCHED_FIFO
+    )  # under chrt: other programs do not interrupt
     known = about() | {"priority": "real time" if fifo else "ordinary"}
     for case in cases_of(options):
         command = [
@@ -210,11 +244,15 @@ def compare_backends(options: argparse.Namespace) -> None:
         timed: dict[str, list[float]] = json.loads(answer.stdout)
         store(BACKENDS, known | case | {"seconds": timed}, ("processor", *case))
         print(
-            ", ".join(f"{name} {value}" for name, value in case.items() if name != "device"),
+            ", ".join(
+                f"{name} {value}" for name, value in case.items() if name != "device"
+            ),
             end=": ",
         )
         for form, seconds in timed.items():
-            ratios = [sdpa / own for sdpa, own in zip(timed["sdpa"], seconds, strict=True)]
+            ratios = [
+                sdpa / own for sdpa, own in zip(timed["sdpa"], seconds, strict=True)
+            ]
             middle = statistics.median(ratios)
             print(
                 f"{form} {1e3 * statistics.median(seconds):.1f} ms ({middle:.2f}x {min(ratios):.2f} – {max(ratios):.2f})",
@@ -231,7 +269,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--backends", action="store_true", help="compare the functions of model.backends"
+        "--backends",
+        action="store_true",
+        help="compare the functions of model.backends",
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
@@ -268,7 +308,10 @@ def main() -> None:
                     text=True,
                 )
                 cases[kind][length].append(json.loads(answer.stdout))
-    print(f"{'microseconds a token':<42}" + "".join(f"{length:>10}" for length in options.lengths))
+    print(
+        f"{'microseconds a token':<42}"
+        + "".join(f"{length:>10}" for length in options.lengths)
+    )
     for kind, lengths in cases.items():
         times = [
             statistics.median(run["seconds"] for run in runs) / length * 1e6

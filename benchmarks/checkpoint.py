@@ -83,7 +83,10 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
         home / "async", TrainingConfig(save_total_limit=2), ranks, lambda: None
     )
     waiting = BackgroundSave(
-        home / "sync", TrainingConfig(save_total_limit=2, async_save=False), ranks, lambda: None
+        home / "sync",
+        TrainingConfig(save_total_limit=2, async_save=False),
+        ranks,
+        lambda: None,
     )
     scalars = {"step": 0, "validation_loss": None}
     times: dict[str, list[float]] = {
@@ -102,12 +105,18 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
 
     def ratio(of: str, to: str) -> dict[str, float]:
         found = sorted(a / b for a, b in zip(times[of], times[to], strict=True))
-        return {"median": statistics.median(found), "lowest": found[0], "highest": found[-1]}
+        return {
+            "median": statistics.median(found),
+            "lowest": found[0],
+            "highest": found[-1],
+        }
 
     return {
         "bytes": size,
         "rounds": rounds,
-        "median_seconds": {name: statistics.median(values) for name, values in times.items()},
+        "median_seconds": {
+            name: statistics.median(values) for name, values in times.items()
+        },
         "first_stall_seconds": first_stall,
         "stall_over_copy": ratio("stall", "copy"),
         "save_over_torch_save_and_fsync": ratio("save", "torch_save"),
@@ -144,7 +153,9 @@ def main() -> None:
         finally:
             shutil.rmtree(home)
         line = json.dumps(
-            {"megabytes": megabytes} | result | {"machine": machine, "time": time.time()}
+            {"megabytes": megabytes}
+            | result
+            | {"machine": machine, "time": time.time()}
         )
         print(line)
         with RESULTS.open("a", encoding="utf-8") as file:

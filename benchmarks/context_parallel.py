@@ -103,14 +103,19 @@ def main() -> None:
     if asked.rank:
         return rank(asked.rank, asked.length)
     rows = []
-    cases = [(update, size) for update in ("linear", "delta_bounded") for size in asked.sizes]
-    found: dict[tuple[str, int], list[tuple[float, float, float]]] = {case: [] for case in cases}
+    cases = [
+        (update, size) for update in ("linear", "delta_bounded") for size in asked.sizes
+    ]
+    found: dict[tuple[str, int], list[tuple[float, float, float]]] = {
+        case: [] for case in cases
+    }
     for _ in range(asked.rounds):
         for case in cases:
             found[case].append(measure(case[0], asked.length, case[1]))
     for update in ("linear", "delta_bounded"):
         losses = {
-            f"{size} workers": [run[2] for run in found[update, size]] for size in asked.sizes
+            f"{size} workers": [run[2] for run in found[update, size]]
+            for size in asked.sizes
         }
         require_close(f"the losses ({update})", losses)
     for (update, size), rounds in found.items():
@@ -128,7 +133,12 @@ def main() -> None:
     machine = {"platform": platform.platform(), "cores": len(os.sched_getaffinity(0))}
     RESULT.write_text(
         json.dumps(
-            {"length": asked.length, "rounds": asked.rounds, "machine": machine, "rows": rows},
+            {
+                "length": asked.length,
+                "rounds": asked.rounds,
+                "machine": machine,
+                "rows": rows,
+            },
             indent=1,
         )
     )

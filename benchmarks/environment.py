@@ -72,7 +72,8 @@ def plans(
                 "tokenizer": {"vocab_size": vocabulary},
             },
             "model": MODEL,
-            "train": {"global_batch_size": 16, "micro_batch_size": 4} | case.get("train", {}),
+            "train": {"global_batch_size": 16, "micro_batch_size": 4}
+            | case.get("train", {}),
             "environment": environment,
         }
         config = PipelineConfig.model_validate(sections)
@@ -133,12 +134,16 @@ def child(job: str) -> None:
     ranks = Ranks(plan.device, plan.distributed_backend)
     data = config.data
     model = build_model(
-        LlamaConfig(**config.model.architecture(data.tokenizer.vocab_size, data.sequence_length)),
+        LlamaConfig(
+            **config.model.architecture(data.tokenizer.vocab_size, data.sequence_length)
+        ),
         config.train,
         plan,
         ranks.device,
     )
-    strategy = build_strategy(model, config.train, plan.precision, plan.micro_batch_size, ranks)
+    strategy = build_strategy(
+        model, config.train, plan.precision, plan.micro_batch_size, ranks
+    )
     if plan.compile != "off":
         Compiled(strategy.module, model, plan.compile).switch_on()
     shape = (plan.micro_batch_size, data.sequence_length)
@@ -156,7 +161,9 @@ def child(job: str) -> None:
         return took
 
     step()
-    count, _ = ranks.sum(max(3.0, min(50.0, SECONDS / step())), 0.0)  # the same on all ranks
+    count, _ = ranks.sum(
+        max(3.0, min(50.0, SECONDS / step())), 0.0
+    )  # the same on all ranks
     times = [step() for _ in range(int(count / ranks.world_size))]
     ranks.leave()
     print(json.dumps({"step": min(times)}), flush=True)
@@ -174,7 +181,9 @@ def main() -> None:
     facts = probe(Path.cwd())
     for vocabulary in arguments.vocabularies:
         cases = plans(
-            vocabulary, facts, ["default", *(name for name in arguments.cases if name != "default")]
+            vocabulary,
+            facts,
+            ["default", *(name for name in arguments.cases if name != "default")],
         )
         speeds: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(arguments.rounds):
@@ -191,10 +200,17 @@ def main() -> None:
                 "threads",
             }
         )
-        row = about() | {"vocabulary": vocabulary, "plan": chosen, "tokens_per_second": speeds}
+        row = about() | {
+            "vocabulary": vocabulary,
+            "plan": chosen,
+            "tokens_per_second": speeds,
+        }
         store(RESULTS, row, ("processor", "vocabulary"))
         for name, values in speeds.items():
-            ratios = [value / base for value, base in zip(values, speeds["default"], strict=True)]
+            ratios = [
+                value / base
+                for value, base in zip(values, speeds["default"], strict=True)
+            ]
             low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
             print(
                 f"{vocabulary:>6}  {name:<24} {statistics.median(values):8.0f} tokens/s  {middle:.2f}x ({low:.2f} – {high:.2f})"

@@ -46,7 +46,9 @@ def facts(
     """A case and its result for each length."""
     text = tokens_of(options.text, tokenizer)
     hidden = HiddenFacts(form, options.samples, options.seed)
-    cells = passkey_after(model, TextEncoder(tokenizer, True), options.lengths, hidden, text)
+    cells = passkey_after(
+        model, TextEncoder(tokenizer, True), options.lengths, hidden, text
+    )
     for cell in cells:
         memory = cell["memory"].to_json()
         kept = ("tokens", "distance", "boundaries", "found", "right_tokens", "controls")
@@ -57,14 +59,22 @@ def facts(
 
 
 @torch.inference_mode()
-def nats_by_segment(model: Llama, rows: torch.Tensor, states: States | None) -> list[float]:
+def nats_by_segment(
+    model: Llama, rows: torch.Tensor, states: States | None
+) -> list[float]:
     """Nats per token of rows [n, ROW_SEGMENTS * N + 1], by segment; each is read from a copy of the states."""
     losses = torch.zeros(ROW_SEGMENTS)
     for row in rows.split(1):
         ids = row[:, :-1]
-        before = model.new_states(1, capacity=len(ids[0])) if states is None else deepcopy(states)
+        before = (
+            model.new_states(1, capacity=len(ids[0]))
+            if states is None
+            else deepcopy(states)
+        )
         logits = model.logits(model.read(ids, before))
-        nats = torch.nn.functional.cross_entropy(logits[0].float(), row[0, 1:], reduction="none")
+        nats = torch.nn.functional.cross_entropy(
+            logits[0].float(), row[0, 1:], reduction="none"
+        )
         losses += nats.view(ROW_SEGMENTS, -1).mean(dim=1)
     return (losses / len(rows)).tolist()
 
@@ -77,8 +87,14 @@ def language(
     ids = tokens_of(options.language, tokenizer)
     count = min(options.rows, (len(ids) - 1) // size)
     starts = torch.linspace(0, len(ids) - size - 1, count).long()
-    rows = torch.stack([torch.tensor(ids[start : start + size + 1]) for start in starts.tolist()])
-    case = {"kind": "language", "rows": count, "text": [place.name for place in options.language]}
+    rows = torch.stack(
+        [torch.tensor(ids[start : start + size + 1]) for start in starts.tolist()]
+    )
+    case = {
+        "kind": "language",
+        "rows": count,
+        "text": [place.name for place in options.language],
+    }
     yield case | {"memory": "empty"}, {"nats": nats_by_segment(model, rows, None)}
     if not model.uses_memory():
         return
@@ -123,8 +139,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("models", type=Path, nargs="*", metavar="RUN_OR_FOLDER")
     parser.add_argument("--checkpoint", default="latest")
     parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="PLACE")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 32768, 131_072])
-    parser.add_argument("--forms", nargs="*", choices=FORMS, default=["sentences", "niah_single"])
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[4096, 32768, 131_072]
+    )
+    parser.add_argument(
+        "--forms", nargs="*", choices=FORMS, default=["sentences", "niah_single"]
+    )
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--segment-length", type=int, default=256)

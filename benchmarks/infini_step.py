@@ -95,7 +95,9 @@ def child(case: dict[str, Any], rounds: int) -> None:
 
     def step(kind: str) -> float:
         started = time.perf_counter()
-        optimizer_step(strategies[kind], batch, 1.0, lambda loss: False, lambda: False, ranks)
+        optimizer_step(
+            strategies[kind], batch, 1.0, lambda loss: False, lambda: False, ranks
+        )
         return time.perf_counter() - started
 
     for kind in KINDS:
@@ -111,24 +113,36 @@ def child(case: dict[str, Any], rounds: int) -> None:
     print(json.dumps(seconds), flush=True)
 
 
-def measure(size: str, segment: int, threads: int, rounds: int, home: Path) -> dict[str, Any]:
+def measure(
+    size: str, segment: int, threads: int, rounds: int, home: Path
+) -> dict[str, Any]:
     """The row of one case, in a process with the variables of its plan."""
     facts = probe(home)  # once, so that both kinds have the same variables
     plans = {
-        kind: plan_environment(config_of(size, segment, threads, kind), facts) for kind in KINDS
+        kind: plan_environment(config_of(size, segment, threads, kind), facts)
+        for kind in KINDS
     }
     case = {"size": size, "segment": segment, "threads": threads}
-    order = json.dumps(case | {"plans": {kind: plan.to_json() for kind, plan in plans.items()}})
+    order = json.dumps(
+        case | {"plans": {kind: plan.to_json() for kind, plan in plans.items()}}
+    )
     command = [sys.executable, __file__, "--rounds", str(rounds), "--child", order]
     done = subprocess.run(
-        command, env=os.environ | plans["infini"].env, stdout=subprocess.PIPE, check=True
+        command,
+        env=os.environ | plans["infini"].env,
+        stdout=subprocess.PIPE,
+        check=True,
     )
     chosen = {
         "precision": plans["infini"].precision,
-        "attention_backend": {kind: plan.attention_backend for kind, plan in plans.items()},
+        "attention_backend": {
+            kind: plan.attention_backend for kind, plan in plans.items()
+        },
         "env": plans["infini"].env,
     }
-    return about() | chosen | case | {"seconds": json.loads(done.stdout.splitlines()[-1])}
+    return (
+        about() | chosen | case | {"seconds": json.loads(done.stdout.splitlines()[-1])}
+    )
 
 
 def main() -> None:
@@ -152,7 +166,9 @@ def main() -> None:
                     ratios = [
                         infini / local
                         for local, infini in zip(
-                            row["seconds"]["local"], row["seconds"]["infini"], strict=True
+                            row["seconds"]["local"],
+                            row["seconds"]["infini"],
+                            strict=True,
                         )
                     ]
                     print(

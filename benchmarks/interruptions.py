@@ -23,7 +23,11 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "infini_llama", "run", "tiny", "--no-prefect"]
-SETTINGS = ["environment.nproc_per_node=2", "train.max_steps=400", "train.eval_steps=400"]
+SETTINGS = [
+    "environment.nproc_per_node=2",
+    "train.max_steps=400",
+    "train.eval_steps=400",
+]
 SAVES = {
     "SIGTERM": "train.save_steps=400",
     "SIGSTOP": "train.save_steps=10",
@@ -33,20 +37,28 @@ AFTER_STEP = 20
 
 def lines(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in text.splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def last_step(run: Path) -> int:
     return max((line["step"] for line in lines(run / "metrics.jsonl")), default=0)
 
 
-def until(true: Callable[[], Any], process: subprocess.Popen, seconds: float = 180) -> float:
+def until(
+    true: Callable[[], Any], process: subprocess.Popen, seconds: float = 180
+) -> float:
     """Waits for `true`; returns the time at which it was."""
     given_up = time.monotonic() + seconds
     while not true():
         if time.monotonic() > given_up or (process.poll() is not None and not true()):
             process.kill()
-            raise SystemExit("the run ended, or did not answer in time; its logs tell why")
+            raise SystemExit(
+                "the run ended, or did not answer in time; its logs tell why"
+            )
         time.sleep(0.01)
     return time.monotonic()
 
@@ -77,15 +89,24 @@ def asked_to_stop(home: Path, name: str) -> dict[str, float]:
 
 def stopped_rank(home: Path, name: str) -> dict[str, float]:
     process, run = begun(home, name, SAVES["SIGSTOP"])
-    pid = json.loads((run / "logs/attempt-01/status-1.json").read_text(encoding="utf-8"))["pid"]
+    pid = json.loads(
+        (run / "logs/attempt-01/status-1.json").read_text(encoding="utf-8")
+    )["pid"]
     os.kill(pid, signal.SIGSTOP)
     at = time.monotonic()
     step = last_step(run)
     named = until(
-        lambda: any("rank 1" in line.get("message", "") for line in lines(run / "attempts.jsonl")),
+        lambda: any(
+            "rank 1" in line.get("message", "")
+            for line in lines(run / "attempts.jsonl")
+        ),
         process,
     )
-    learned = max(line["step_time"] for line in lines(run / "metrics.jsonl") if "step_time" in line)
+    learned = max(
+        line["step_time"]
+        for line in lines(run / "metrics.jsonl")
+        if "step_time" in line
+    )
     continues = until(lambda: last_step(run) > step, process)
     process.send_signal(signal.SIGTERM)
     process.wait(60)
@@ -98,7 +119,10 @@ def main(rounds: int) -> None:
         for number in range(rounds):
             found["SIGTERM"].append(asked_to_stop(Path(folder), f"term-{number}"))
             found["SIGSTOP"].append(stopped_rank(Path(folder), f"stop-{number}"))
-            print(json.dumps({kind: values[-1] for kind, values in found.items()}), flush=True)
+            print(
+                json.dumps({kind: values[-1] for kind, values in found.items()}),
+                flush=True,
+            )
     machine = {
         "cores": os.cpu_count(),
         "platform": platform.platform(),

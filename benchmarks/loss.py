@@ -44,7 +44,9 @@ def child(variant: str, vocabulary: int, precision: str) -> None:
         if variant == "all at once":
             return cross_entropy_sum(F.linear(hidden, weight), labels)[0]
         if variant.startswith("chunks"):
-            return chunked_cross_entropy_sum(hidden, weight, labels, int(variant.split()[-1]))[0]
+            return chunked_cross_entropy_sum(
+                hidden, weight, labels, int(variant.split()[-1])
+            )[0]
         options = torch.nn.LinearCrossEntropyOptions(
             acc_policy="accurate"
         )  # its default is all at once
@@ -63,7 +65,11 @@ def child(variant: str, vocabulary: int, precision: str) -> None:
         (total / TOKENS).backward()
         seconds.append(time.process_time() - started)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    print(json.dumps({"seconds": min(seconds[1:]), "bytes": grown, "loss": total.item() / TOKENS}))
+    print(
+        json.dumps(
+            {"seconds": min(seconds[1:]), "bytes": grown, "loss": total.item() / TOKENS}
+        )
+    )
 
 
 def main() -> None:
@@ -84,14 +90,22 @@ def main() -> None:
     for _ in range(options.rounds):
         for case, (vocabulary, precision) in cases.items():
             for variant in VARIANTS:
-                command = [sys.executable, __file__, "--child", variant, vocabulary, precision]
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--child",
+                    variant,
+                    vocabulary,
+                    precision,
+                ]
                 answer = subprocess.run(
                     command, check=True, capture_output=True, text=True, env=allocator
                 )
                 runs[case][variant].append(json.loads(answer.stdout))
         for case, variants in runs.items():
             losses = {
-                variant: [run["loss"] for run in found] for variant, found in variants.items()
+                variant: [run["loss"] for run in found]
+                for variant, found in variants.items()
             }
             require_close(f"the losses ({case})", losses)
         store(

@@ -61,7 +61,10 @@ MEMORIES: dict[str, dict[str, Any]] = {
     },
     "linear, no jitter": {"attention": "infini"},
     "delta, no jitter": {"attention": "infini", "memory_update": "delta"},
-    "delta_bounded, no jitter": {"attention": "infini", "memory_update": "delta_bounded"},
+    "delta_bounded, no jitter": {
+        "attention": "infini",
+        "memory_update": "delta_bounded",
+    },
     "local": {"attention": "local"},
 }
 
@@ -149,15 +152,21 @@ def train(
     generator, curve = torch.Generator().manual_seed(seed), []
     for step in range(until or recipe.steps):
         if config.memory_write_jitter > 1:
-            model.set_write_jitter(write_jitter(config.memory_write_jitter, recipe.steps, step))
+            model.set_write_jitter(
+                write_jitter(config.memory_write_jitter, recipe.steps, step)
+            )
         left = (recipe.steps - step) / (recipe.decay * recipe.steps)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * min(1.0, (step + 1) / recipe.warmup, left)
         segments = int(
-            torch.randint(recipe.segments[0], recipe.segments[1] + 1, (), generator=generator)
+            torch.randint(
+                recipe.segments[0], recipe.segments[1] + 1, (), generator=generator
+            )
         )
         total, count = model.loss(
-            *task.rows(recipe.tokens // (segments * SEGMENT), segments, generator, False)
+            *task.rows(
+                recipe.tokens // (segments * SEGMENT), segments, generator, False
+            )
         )
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -186,7 +195,9 @@ def gates(model: Llama) -> list[list[float]]:
 
 
 @torch.inference_mode()
-def measure(task: Task, model: Llama, distance: int, count: int = 200) -> dict[str, Any]:
+def measure(
+    task: Task, model: Llama, distance: int, count: int = 200
+) -> dict[str, Any]:
     """Right answers to `count` questions of other rows than those of the training, each over `distance` segment ends."""
     generator, right = torch.Generator().manual_seed(10_000 + distance), []
     length = (distance + 1) * SEGMENT
@@ -236,7 +247,9 @@ def run(name: str, memory: str, seed: int, million: int) -> dict[str, Any]:
         "gates": gates(model),
     }
     result["found"] = [
-        measure(task, model, distance) for distance in LENGTHS if distance >= task.nearest
+        measure(task, model, distance)
+        for distance in LENGTHS
+        if distance >= task.nearest
     ]
     if memory != "local":
         if million:
@@ -253,13 +266,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--memories", nargs="+", choices=MEMORIES, default=["linear", "local"])
+    parser.add_argument(
+        "--memories", nargs="+", choices=MEMORIES, default=["linear", "local"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--million", type=int, default=4, help="rows of a million tokens per model; 0: none"
+        "--million",
+        type=int,
+        default=4,
+        help="rows of a million tokens per model; 0: none",
     )
     parser.add_argument(
-        "--workers", type=int, default=1, help="models that are trained at a time, with a core each"
+        "--workers",
+        type=int,
+        default=1,
+        help="models that are trained at a time, with a core each",
     )
     parser.add_argument(
         "--tables",
@@ -269,7 +290,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.tables:
         for page in PAGES:
-            page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+            page.write_text(
+                with_tables(page.read_text(encoding="utf-8")), encoding="utf-8"
+            )
         draw()
         return
     with ProcessPoolExecutor(
@@ -281,14 +304,19 @@ def main() -> None:
             for seed in options.seeds
             for memory in options.memories
         ]
-        for done in as_completed([pool.submit(run, *one, options.million) for one in wanted]):
+        for done in as_completed(
+            [pool.submit(run, *one, options.million) for one in wanted]
+        ):
             result = done.result()
             store("memory", result, ("task", "memory", "seed"))
             words = ", ".join(
-                f"{found['distance']}: {found['whole']:.2f}" for found in result["found"]
+                f"{found['distance']}: {found['whole']:.2f}"
+                for found in result["found"]
             )
             about = f"{result['task']}, {result['memory']}, seed {result['seed']}"
-            print(f"{about}, {result['cpu_seconds']:.0f} s of a core: {words}", flush=True)
+            print(
+                f"{about}, {result['cpu_seconds']:.0f} s of a core: {words}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,13 @@ def rows(count: int, segments: int, generator: torch.Generator, far: bool) -> Ro
 @torch.inference_mode()
 def measure(model: torch.nn.Module, facts: int) -> dict[str, Any]:
     inputs, labels = recall_rows(
-        200, SEGMENTS, torch.Generator().manual_seed(10_000 + facts), False, KEYS, facts, VALUES
+        200,
+        SEGMENTS,
+        torch.Generator().manual_seed(10_000 + facts),
+        False,
+        KEYS,
+        facts,
+        VALUES,
     )
     asked = labels != IGNORE_INDEX
     right = (model(inputs)[asked].argmax(dim=-1) == labels[asked]).float().mean().item()
@@ -52,7 +58,11 @@ def main() -> None:
     for seed in options.seeds:
         for update in options.updates:
             for size in options.head_dims:
-                settings = {"attention": "infini", "memory_update": update, "head_dim": size}
+                settings = {
+                    "attention": "infini",
+                    "memory_update": update,
+                    "head_dim": size,
+                }
                 model, curve = train(task, settings, seed)
                 result = {
                     "update": update,

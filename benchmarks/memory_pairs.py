@@ -42,8 +42,12 @@ VARIANTS = {
     "the same letters first and second": Variant(rows={"shared": True}),
     "7 of 10 rows ambiguous": Variant(AMBIGUOUS),
     "7 of 10 rows ambiguous, full attention": Variant(AMBIGUOUS, FULL),
-    "7 of 10 rows ambiguous, full attention, 2,000 steps": Variant(AMBIGUOUS, FULL, steps=2000),
-    "7 of 10 rows ambiguous, three layers": Variant(AMBIGUOUS, {"num_hidden_layers": 3}),
+    "7 of 10 rows ambiguous, full attention, 2,000 steps": Variant(
+        AMBIGUOUS, FULL, steps=2000
+    ),
+    "7 of 10 rows ambiguous, three layers": Variant(
+        AMBIGUOUS, {"num_hidden_layers": 3}
+    ),
     "7 of 10 rows ambiguous, four heads": Variant(
         AMBIGUOUS, {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
     ),
@@ -63,7 +67,9 @@ def run(name: str, seed: int) -> dict[str, Any]:
     variant, task, started = VARIANTS[name], TASKS["pairs"], time.process_time()
     task = replace(task, rows=partial(pairs_rows, **variant.rows or {}))
     task = replace(task, recipe=replace(task.recipe, **variant.recipe or {}))
-    model, curve = train(task, MEMORIES["linear"] | (variant.model or {}), seed, variant.steps)
+    model, curve = train(
+        task, MEMORIES["linear"] | (variant.model or {}), seed, variant.steps
+    )
     result = {
         "variant": name,
         "seed": seed,
@@ -76,14 +82,18 @@ def run(name: str, seed: int) -> dict[str, Any]:
         "curve": curve,
         "model": model.config.to_dict(),
     }
-    return result | {"found": [measure(task, model.eval(), distance) for distance in DISTANCES]}
+    return result | {
+        "found": [measure(task, model.eval(), distance) for distance in DISTANCES]
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS)
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

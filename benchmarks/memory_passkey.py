@@ -40,38 +40,52 @@ NUMBERS, NUMBERS_LONGEST, TOGETHER = (
     10,
 )  # texts up to the second last distance, at the last, and read at a time
 PIECE = 100  # segments read at a time
-PERIOD = (
-    19  # of repeated filler; coprime with SEGMENT, so that it stands differently in each segment
-)
+PERIOD = 19  # of repeated filler; coprime with SEGMENT, so that it stands differently in each segment
 Measured = dict[str, Any]
 
 
 def trained(update: str, jitter: float, seed: int) -> tuple[Llama, Measured]:
     """A model from its kept weights, or trained now, and how it was trained."""
     path = WEIGHTS / f"passkey-{update}-{jitter:g}-{seed}.pt"
-    task = replace(TASKS["passkey"], recipe=replace(TASKS["passkey"].recipe, jitter=jitter))
+    task = replace(
+        TASKS["passkey"], recipe=replace(TASKS["passkey"].recipe, jitter=jitter)
+    )
     if not path.exists():
         started = time.process_time()
         model, curve = train(
             task,
-            {"attention": "infini", "memory_update": update, "memory_write_jitter": jitter},
+            {
+                "attention": "infini",
+                "memory_update": update,
+                "memory_write_jitter": jitter,
+            },
             seed,
         )
         about = {"cpu_seconds": round(time.process_time() - started, 1), "curve": curve}
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"state": model.state_dict(), "config": model.config.to_dict(), **about}, path)
+        torch.save(
+            {"state": model.state_dict(), "config": model.config.to_dict(), **about},
+            path,
+        )
     kept = torch.load(path, weights_only=True)
     model = Llama(LlamaConfig(**kept["config"]))
     model.load_state_dict(kept["state"])
     about = {name: kept[name] for name in ("cpu_seconds", "curve")}
-    return model.eval(), about | {"recipe": asdict(task.recipe), "model": kept["config"]}
+    return model.eval(), about | {
+        "recipe": asdict(task.recipe),
+        "model": kept["config"],
+    }
 
 
 class Texts:
     """Filler of `count` texts that never ends, and segments with a number or the question for it."""
 
     def __init__(self, count: int, filler: str, seed: int) -> None:
-        self.generator, self.filler, self.read = torch.Generator().manual_seed(seed), filler, 0
+        self.generator, self.filler, self.read = (
+            torch.Generator().manual_seed(seed),
+            filler,
+            0,
+        )
         self.period = torch.randint(FILLERS, (count, PERIOD), generator=self.generator)
         self.digits = torch.randint(DIGITS, (count, SIZE), generator=self.generator)
 
@@ -79,14 +93,18 @@ class Texts:
         """The next `count` segments of filler, [texts, count * SEGMENT]."""
         length = count * SEGMENT
         if self.filler == "random":
-            return torch.randint(FILLERS, (len(self.digits), length), generator=self.generator)
+            return torch.randint(
+                FILLERS, (len(self.digits), length), generator=self.generator
+            )
         self.read += length
         return self.period[:, torch.arange(self.read - length, self.read) % PERIOD]
 
     def with_digits(self, mark: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A segment with a mark and the digits behind it, and the places of the mark [texts, 1]."""
         inputs = self.segments(1).clone()
-        places = torch.randint(SEGMENT - SIZE, (len(inputs), 1), generator=self.generator)
+        places = torch.randint(
+            SEGMENT - SIZE, (len(inputs), 1), generator=self.generator
+        )
         inputs.scatter_(1, places, FILLERS + DIGITS + mark)
         inputs.scatter_(1, places + 1 + torch.arange(SIZE), FILLERS + self.digits)
         return inputs, places
@@ -97,14 +115,16 @@ def read_filler(model: Llama, texts: Texts, states: States, count: int) -> None:
         model.read(texts.segments(min(PIECE, count - first)), states)
 
 
-def ask(model: Llama, states: States, question: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def ask(
+    model: Llama, states: States, question: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:
     """The digits [texts, SIZE] that greedy decoding writes behind the question's mark; the states stay as they are."""
     question = question.clone()
     for place in range(SIZE):
         hidden = model.read(question, deepcopy(states))
-        chosen = model.logits(hidden.take_along_dim((places + place)[..., None], dim=1)).argmax(
-            dim=-1
-        )
+        chosen = model.logits(
+            hidden.take_along_dim((places + place)[..., None], dim=1)
+        ).argmax(dim=-1)
         question.scatter_(1, places + place + 1, chosen)
     return question.take_along_dim(places + 1 + torch.arange(SIZE), dim=1) - FILLERS
 
@@ -119,7 +139,9 @@ def swapped(states: States) -> States:
     return other
 
 
-def ask_without_memory(model: Llama, question: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def ask_without_memory(
+    model: Llama, question: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:
     """As `ask`; local attention reads the question's segment alone."""
     model.use_memory(False)
     try:
@@ -164,10 +186,20 @@ def from_start(
                 found = ask(model, swapped(states), question, places)
                 note("swapped, own", found, texts.digits)
                 note("swapped, other", found, texts.digits.roll(-1, dims=0))
-                note("filler alone", ask(model, bare_states, question, places), texts.digits)
-                note("memory off", ask_without_memory(model, question, places), texts.digits)
+                note(
+                    "filler alone",
+                    ask(model, bare_states, question, places),
+                    texts.digits,
+                )
+                note(
+                    "memory off",
+                    ask_without_memory(model, question, places),
+                    texts.digits,
+                )
     found = [shares(distance, torch.cat(parts)) for distance, parts in right.items()]
-    return found, {name: torch.cat(parts).float().mean().item() for name, parts in controls.items()}
+    return found, {
+        name: torch.cat(parts).float().mean().item() for name, parts in controls.items()
+    }
 
 
 @torch.inference_mode()
@@ -176,7 +208,10 @@ def inside(model: Llama, filler: str, seed: int, place: str) -> list[Measured]:
     before, each = {"middle": LONGEST // 2, "end": LONGEST - 1}[place], 5
     right: list[torch.Tensor] = []
     for first in range(0, NUMBERS_LONGEST, each):
-        shared, states = Texts(1, filler, 1000 * seed + 900 + first), model.new_states(1, SEGMENT)
+        shared, states = (
+            Texts(1, filler, 1000 * seed + 900 + first),
+            model.new_states(1, SEGMENT),
+        )
         read_filler(model, shared, states, before)
         texts, many = (
             Texts(each, filler, 1000 * seed + 950 + first),
@@ -210,11 +245,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--updates", nargs="+", default=["linear", "delta", "delta_bounded"])
+    parser.add_argument(
+        "--updates", nargs="+", default=["linear", "delta", "delta_bounded"]
+    )
     parser.add_argument("--jitter", type=float, default=TASKS["passkey"].recipe.jitter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--fillers", nargs="+", choices=["random", "repeated"], default=["random", "repeated"]
+        "--fillers",
+        nargs="+",
+        choices=["random", "repeated"],
+        default=["random", "repeated"],
     )
     parser.add_argument(
         "--places",
@@ -223,14 +263,21 @@ def main() -> None:
         default=["start", "middle", "end"],
     )
     parser.add_argument(
-        "--until", type=int, default=LONGEST, help="most boundaries with the number at the start"
+        "--until",
+        type=int,
+        default=LONGEST,
+        help="most boundaries with the number at the start",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
     for update in options.updates:
         for seed in options.seeds:
             model, about = trained(update, options.jitter, seed)
-            kinds = [(place, filler) for place in options.places for filler in options.fillers]
+            kinds = [
+                (place, filler)
+                for place in options.places
+                for filler in options.fillers
+            ]
             for place, filler in kinds:
                 started = time.process_time()
                 about |= {
@@ -248,7 +295,11 @@ def main() -> None:
                 else:
                     about["found"] = inside(model, filler, seed, place)
                 about["measuring_cpu_seconds"] = round(time.process_time() - started, 1)
-                store("memory_passkey", about, ("update", "jitter", "seed", "filler", "place"))
+                store(
+                    "memory_passkey",
+                    about,
+                    ("update", "jitter", "seed", "filler", "place"),
+                )
                 words = ", ".join(
                     f"{one['boundaries']}: {one['whole']:.2f}" for one in about["found"]
                 )

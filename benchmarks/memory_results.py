@@ -45,14 +45,20 @@ def store(name: str, result: dict[str, Any], same: tuple[str, ...]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         stored = json.loads(file.read() or '{"results": []}')["results"]
-        kept = [old for old in stored if any(old.get(field) != result[field] for field in same)]
+        kept = [
+            old
+            for old in stored
+            if any(old.get(field) != result[field] for field in same)
+        ]
         file.truncate(0)
         file.write(json.dumps({"results": [*kept, result | facts]}, indent=1) + "\n")
 
 
 def results(name: str) -> list[dict[str, Any]]:
     path = FOLDER / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    return (
+        json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    )
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -68,7 +74,8 @@ def span(values: Iterable[float], digits: int = 2) -> str:
     if not found:
         return ""
     mean, low, high = (
-        f"{value:.{digits}f}" for value in (sum(found) / len(found), found[0], found[-1])
+        f"{value:.{digits}f}"
+        for value in (sum(found) / len(found), found[0], found[-1])
     )
     return mean if low == high else f"{mean} ({low}–{high})"
 
@@ -93,8 +100,12 @@ def distances() -> str:
     rows = []
     for (task, memory), seeds in groups(stored, "task", "memory").items():
         cells = [cells_at(seeds, "found", distance) for distance in SHOWN_DISTANCES]
-        rows.append([task, memory, str(len(seeds)), *cells, cells_at(seeds, "memory_off", 8)])
-    return markdown(["task", "memory", "seeds", *map(str, SHOWN_DISTANCES), "8, memory off"], rows)
+        rows.append(
+            [task, memory, str(len(seeds)), *cells, cells_at(seeds, "memory_off", 8)]
+        )
+    return markdown(
+        ["task", "memory", "seeds", *map(str, SHOWN_DISTANCES), "8, memory off"], rows
+    )
 
 
 SHOWN_DISTANCES = (2, 8, 32, 64, 256)
@@ -103,7 +114,10 @@ SHOWN_DISTANCES = (2, 8, 32, 64, 256)
 def cells_at(seeds: list[dict[str, Any]], kind: str, distance: int) -> str:
     """Whole answers of several seeds at one distance."""
     return span(
-        cell["whole"] for one in seeds for cell in one[kind] if cell["distance"] == distance
+        cell["whole"]
+        for one in seeds
+        for cell in one[kind]
+        if cell["distance"] == distance
     )
 
 
@@ -113,8 +127,12 @@ TEXT_STEPS = 1200  # of the recipe that is shown
 
 def text() -> str:
     """Bits per byte of held-out documents by segment and model, and what a memory saves against local attention."""
-    stored = [one for one in results("memory_text") if one["recipe"]["steps"] == TEXT_STEPS]
-    local = {one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"}
+    stored = [
+        one for one in results("memory_text") if one["recipe"]["steps"] == TEXT_STEPS
+    ]
+    local = {
+        one["seed"]: one["bits_per_byte"] for one in stored if one["model"] == "local"
+    }
     rows: list[list[str]] = []
     for (model,), seeds in groups(stored, "model").items():
         lines = [one["bits_per_byte"] for one in seeds]
@@ -122,10 +140,15 @@ def text() -> str:
         if model == "local":
             continue
         off = [one["memory_off"] for one in seeds]
-        rows.append([f"{model}, memory off", *(span(means(off, part), 3) for part in PARTS)])
+        rows.append(
+            [f"{model}, memory off", *(span(means(off, part), 3) for part in PARTS)]
+        )
         rows.append([f"{model}: % less than off", *saved(lines, off)])
         rows.append(
-            [f"{model}: % less than local", *saved(lines, [local[one["seed"]] for one in seeds])]
+            [
+                f"{model}: % less than local",
+                *saved(lines, [local[one["seed"]] for one in seeds]),
+            ]
         )
     heads = (f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in PARTS)
     return markdown(["model", *heads], rows)
@@ -134,7 +157,9 @@ def text() -> str:
 def saved(own: list[list[float]], other: list[list[float]]) -> list[str]:
     """By how many percent the means of each part are below the other's of the same seed."""
     pairs = (zip(means(own, part), means(other, part), strict=True) for part in PARTS)
-    return [span((100 * (1 - ours / theirs) for ours, theirs in pair), 1) for pair in pairs]
+    return [
+        span((100 * (1 - ours / theirs) for ours, theirs in pair), 1) for pair in pairs
+    ]
 
 
 def means(lines: Iterable[list[float]], part: tuple[int, int]) -> list[float]:
@@ -149,13 +174,24 @@ def capacity() -> str:
     rows = [
         [update, str(size), str(2 * int(size) ** 2), str(len(seeds))]
         + [
-            span(cell["right"] for one in seeds for cell in one["found"] if cell["facts"] == count)
+            span(
+                cell["right"]
+                for one in seeds
+                for cell in one["found"]
+                if cell["facts"] == count
+            )
             for count in facts
         ]
         for (update, size), seeds in groups(stored, "update", "head_dim").items()
     ]
     return markdown(
-        ["update", "head_dim", "numbers in M", "seeds", *(f"{count} facts" for count in facts)],
+        [
+            "update",
+            "head_dim",
+            "numbers in M",
+            "seeds",
+            *(f"{count} facts" for count in facts),
+        ],
         rows,
     )
 
@@ -166,9 +202,13 @@ def pairs() -> str:
     for one in results("memory_pairs"):
         whole = [f"{cell['whole']:.2f}" for cell in one["found"]]
         (at_8,) = (cell for cell in one["found"] if cell["distance"] == 8)
-        rows.append([one["variant"], *(f"{digit:.2f}" for digit in at_8["tokens"]), *whole])
+        rows.append(
+            [one["variant"], *(f"{digit:.2f}" for digit in at_8["tokens"]), *whole]
+        )
     ends = [cell["distance"] for cell in results("memory_pairs")[0]["found"]]
-    return markdown(["change", "first, 8", "second, 8", *(f"both, {end}" for end in ends)], rows)
+    return markdown(
+        ["change", "first, 8", "second, 8", *(f"both, {end}" for end in ends)], rows
+    )
 
 
 def passkeys() -> list[dict[str, Any]]:
@@ -198,15 +238,25 @@ def reach() -> str:
         start, *_ = places = list(groups(stored, "place").values())
         near = [
             span(
-                cell["whole"] for one in start for cell in one["found"] if cell["boundaries"] == end
+                cell["whole"]
+                for one in start
+                for cell in one["found"]
+                if cell["boundaries"] == end
             )
             for end in SHOWN_BOUNDARIES
         ]
-        far = [span(one["found"][-1]["whole"] for one in measured) for measured in places]
+        far = [
+            span(one["found"][-1]["whole"] for one in measured) for measured in places
+        ]
         fillers.setdefault((update, *near, *far), []).append(filler)
-    rows = [[update, " or ".join(fillers[update, *found]), *found] for update, *found in fillers]
+    rows = [
+        [update, " or ".join(fillers[update, *found]), *found]
+        for update, *found in fillers
+    ]
     places = ("1M, start", "1M, middle", "1M, end")
-    return markdown(["update", "filler", *(f"{end:,}" for end in SHOWN_BOUNDARIES), *places], rows)
+    return markdown(
+        ["update", "filler", *(f"{end:,}" for end in SHOWN_BOUNDARIES), *places], rows
+    )
 
 
 SHOWN_BOUNDARIES = (1, 64, 1024)
@@ -225,11 +275,13 @@ def pipeline() -> str:
                 if found.get("depth") is None
                 else f"1M, depth {found['depth']:g}"
             )
-            kinds.setdefault("own memory: own number", {}).setdefault(column, []).append(
-                found["found"]
-            )
+            kinds.setdefault("own memory: own number", {}).setdefault(
+                column, []
+            ).append(found["found"])
             for name, words in CONTROLS.items():
-                kinds.setdefault(words, {}).setdefault(column, []).append(found["controls"][name])
+                kinds.setdefault(words, {}).setdefault(column, []).append(
+                    found["controls"][name]
+                )
             kinds.setdefault("no memory: own number", {}).setdefault(column, []).append(
                 off["found"]
             )
@@ -249,15 +301,21 @@ def draw() -> None:
     lines: dict[str, dict[int, list[float]]] = {}
     for one in passkeys():
         if (one["place"], one["filler"]) == ("start", "random"):
-            line = lines.setdefault(f"{one['update'].replace('_', ' ')}, growing jitter", {})
+            line = lines.setdefault(
+                f"{one['update'].replace('_', ' ')}, growing jitter", {}
+            )
             for cell in one["found"]:
                 line.setdefault(16 * cell["boundaries"], []).append(100 * cell["whole"])
     for one in results("memory"):
         if one["task"] == "passkey":
-            line = lines.setdefault(one["memory"].replace("local", "local attention alone"), {})
+            line = lines.setdefault(
+                one["memory"].replace("local", "local attention alone"), {}
+            )
             for cell in one["found"]:
                 if cell["distance"] in (1, 8, 64, 256) or cell["distance"] > 256:
-                    line.setdefault(16 * cell["distance"], []).append(100 * cell["whole"])
+                    line.setdefault(16 * cell["distance"], []).append(
+                        100 * cell["whole"]
+                    )
     for (label, line), marker in zip(lines.items(), "oD^vs", strict=False):
         points = sorted(line.items())
         axes.plot(
@@ -283,7 +341,11 @@ def draw() -> None:
         ylabel="numbers found, %",
     )
     axes.legend(
-        fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False
+        fontsize=7.5,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.2),
+        ncols=2,
+        frameon=False,
     )
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

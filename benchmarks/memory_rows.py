@@ -13,7 +13,9 @@ def draw(generator: torch.Generator, count: int, of: int, taken: int) -> torch.T
     return torch.rand(count, of, generator=generator).argsort(dim=1)[:, :taken]
 
 
-def passkey_rows(count: int, segments: int, generator: torch.Generator, far: bool) -> Rows:
+def passkey_rows(
+    count: int, segments: int, generator: torch.Generator, far: bool
+) -> Rows:
     """Inputs and labels [count, segments * SEGMENT]; with `far` the number is in the first segment, else in any but the last."""
     key, question, size = FILLERS + DIGITS, FILLERS + DIGITS + 1, 5
     inputs = torch.randint(FILLERS, (count, segments * SEGMENT), generator=generator)
@@ -63,7 +65,9 @@ def recall_rows(
     return inputs, labels
 
 
-def overwritten_rows(count: int, segments: int, generator: torch.Generator, far: bool) -> Rows:
+def overwritten_rows(
+    count: int, segments: int, generator: torch.Generator, far: bool
+) -> Rows:
     """As `recall_rows`, of four facts that each get another value in a later segment; the later one is asked for.
 
     With `far` the values are in the first two segments. A memory that cannot tell earlier from later is right half of the time.
@@ -113,15 +117,28 @@ def pairs_rows(
         ambiguous: share of the rows of a training in which one fact shares its first letter with the second fact and its second
             letter with the third, so that neither letter tells it apart.
     """
-    facts, size, first_letter, key = 3, 5, FILLERS + DIGITS, FILLERS + DIGITS + 2 * LETTERS
-    letters = letters or (4 if far else int(torch.randint(2, LETTERS + 1, (), generator=generator)))
+    facts, size, first_letter, key = (
+        3,
+        5,
+        FILLERS + DIGITS,
+        FILLERS + DIGITS + 2 * LETTERS,
+    )
+    letters = letters or (
+        4 if far else int(torch.randint(2, LETTERS + 1, (), generator=generator))
+    )
     inputs = torch.randint(FILLERS, (count, segments * SEGMENT), generator=generator)
     labels = torch.full_like(inputs, IGNORE_INDEX)
     names = draw(generator, count, letters * letters, facts)
     if ambiguous and not far:
-        (a, other_a), (b, other_b) = (draw(generator, count, letters, 2).T for _ in range(2))
-        alike = torch.stack((a * letters + b, a * letters + other_b, other_a * letters + b), dim=1)
-        names = torch.where(torch.rand(count, 1, generator=generator) < ambiguous, alike, names)
+        (a, other_a), (b, other_b) = (
+            draw(generator, count, letters, 2).T for _ in range(2)
+        )
+        alike = torch.stack(
+            (a * letters + b, a * letters + other_b, other_a * letters + b), dim=1
+        )
+        names = torch.where(
+            torch.rand(count, 1, generator=generator) < ambiguous, alike, names
+        )
     names = first_letter + torch.stack(
         (names // letters, names % letters + (0 if shared else LETTERS)), dim=2
     )

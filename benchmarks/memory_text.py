@@ -74,7 +74,9 @@ def documents(least: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     found: list[bytes] = []
     for path in sorted(root.iterdir()):
         files = (
-            sorted(path.rglob("*.py")) if path.is_dir() and path.name not in LEFT_OUT else [path]
+            sorted(path.rglob("*.py"))
+            if path.is_dir() and path.name not in LEFT_OUT
+            else [path]
         )
         kept = [
             file
@@ -83,15 +85,21 @@ def documents(least: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         ]
         found.append(b"\n".join(file.read_bytes() for file in kept))
     long = [
-        torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in found if len(one) > least
+        torch.frombuffer(bytearray(one), dtype=torch.uint8)
+        for one in found
+        if len(one) > least
     ]
     return [one for at, one in enumerate(long) if at % 10], long[::10]
 
 
-def batch(texts: list[torch.Tensor], recipe: Recipe, generator: torch.Generator) -> torch.Tensor:
+def batch(
+    texts: list[torch.Tensor], recipe: Recipe, generator: torch.Generator
+) -> torch.Tensor:
     """Rows [rows, length + 1] at random places; a document is drawn in proportion to its bytes."""
     sizes = torch.tensor([float(len(one) - recipe.length) for one in texts])
-    chosen = torch.multinomial(sizes, recipe.rows, replacement=True, generator=generator).tolist()
+    chosen = torch.multinomial(
+        sizes, recipe.rows, replacement=True, generator=generator
+    ).tolist()
     starts = [
         int(torch.randint(len(texts[one]) - recipe.length, (), generator=generator))
         for one in chosen
@@ -143,7 +151,11 @@ def train(
         spent += float(total.detach() / count) / math.log(2)
         if (step + 1) % 100 == 0:
             curve.append(
-                {"step": step + 1, "bits_per_byte": round(spent / 100, 4), "gates": gates(model)}
+                {
+                    "step": step + 1,
+                    "bits_per_byte": round(spent / 100, 4),
+                    "gates": gates(model),
+                }
             )
             print(f"  {name} seed {seed} {json.dumps(curve[-1])}", flush=True)
             spent = 0.0
@@ -154,7 +166,11 @@ def train(
 def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe) -> list[float]:
     """Bits per byte of each segment of a row, over the first MEASURED_ROWS rows that the documents' beginnings have."""
     length = recipe.segment * recipe.measured
-    starts = [(one, start) for one in texts for start in range(0, len(one) - length - 1, length)]
+    starts = [
+        (one, start)
+        for one in texts
+        for start in range(0, len(one) - length - 1, length)
+    ]
     chosen = starts[:: max(1, len(starts) // MEASURED_ROWS)][:MEASURED_ROWS]
     sums = torch.zeros(recipe.measured, dtype=torch.float64)
     for one, start in chosen:
@@ -167,10 +183,16 @@ def by_segment(model: Llama, texts: list[torch.Tensor], recipe: Recipe) -> list[
 def run(name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
     """Trains and measures one model."""
     trained_on, held_out = documents(recipe.length)
-    measured_on = [one for one in held_out if len(one) > recipe.segment * recipe.measured + 1]
+    measured_on = [
+        one for one in held_out if len(one) > recipe.segment * recipe.measured + 1
+    ]
     started = time.process_time()
     model, curve = train(name, recipe, seed, trained_on)
-    result = {"model": name, "seed": seed, "cpu_seconds": round(time.process_time() - started, 1)}
+    result = {
+        "model": name,
+        "seed": seed,
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
     result |= {
         "recipe": asdict(recipe),
         "curve": curve,
@@ -187,7 +209,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["delta_bounded", "local"])
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=["delta_bounded", "local"]
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)

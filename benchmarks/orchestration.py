@@ -34,17 +34,32 @@ from infini_llama.tasks.runs.run_folder import read_attempt_plan, write_attempt_
 KINDS = ("first_step", "total", "cpu")
 Case = Callable[[str], dict[str, Any]]
 COMMAND = [sys.executable, "-m", "infini_llama"]
-SMALL = ["train.max_steps=20", "train.warmup_steps=1", "train.eval_steps=20", "train.save_steps=20"]
-SMALL += ["train.sample_tokens=8", "train.global_batch_size=8", "train.micro_batch_size=4"]
+SMALL = [
+    "train.max_steps=20",
+    "train.warmup_steps=1",
+    "train.eval_steps=20",
+    "train.save_steps=20",
+]
+SMALL += [
+    "train.sample_tokens=8",
+    "train.global_batch_size=8",
+    "train.micro_batch_size=4",
+]
 
 
-def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dict[str, Any]:
+def timed(
+    command: list[str], metrics: Path, environment: dict[str, str]
+) -> dict[str, Any]:
     """Seconds to the first step on record, and to the end; CPU seconds of the processes."""
     started, first = time.perf_counter(), None
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
         while process.poll() is None:
             if first is None and metrics.exists() and metrics.stat().st_size:
@@ -56,22 +71,36 @@ def timed(command: list[str], metrics: Path, environment: dict[str, str]) -> dic
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     times = {"first_step": first, "total": total, "cpu": cpu}
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()
+    ]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses, f"{metrics} has no loss"
     return times | {"losses": losses}
 
 
-def bare(home: Path, name: str, template: Path, environment: dict[str, str]) -> dict[str, Any]:
+def bare(
+    home: Path, name: str, template: Path, environment: dict[str, str]
+) -> dict[str, Any]:
     """torchrun itself, with what a direct run has given its workers."""
     run = home / "runs" / name
     attempt = run / "logs" / "attempt-01"
     attempt.mkdir(parents=True)
     (run / "checkpoints").mkdir()
     given = read_attempt_plan(template)
-    started = StartTime(wall=time.time(), monotonic=time.monotonic(), machine=given.started.machine)
-    write_attempt_plan(attempt, given.model_copy(update={"run_dir": run, "started": started}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+    started = StartTime(
+        wall=time.time(), monotonic=time.monotonic(), machine=given.started.machine
+    )
+    write_attempt_plan(
+        attempt, given.model_copy(update={"run_dir": run, "started": started})
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--max-restarts=0",
+    ]
     command += [
         f"--nproc-per-node={given.plan.nproc_per_node}",
         "--module",
@@ -88,7 +117,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def whole(home: Path, name: str, environment: dict[str, str], *options: str) -> dict[str, Any]:
+def whole(
+    home: Path, name: str, environment: dict[str, str], *options: str
+) -> dict[str, Any]:
     command = [*COMMAND, "run", "tiny", f"runtime.name={name}", *SMALL, *options]
     return timed(command, home / "runs" / name / "metrics.jsonl", environment)
 
@@ -135,8 +166,12 @@ def rounds_of(cases: dict[str, Case], rounds: int) -> dict[str, list[dict[str, f
     times: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     for number in range(rounds):
         for name in list(cases)[:: -1 if number % 2 else 1]:
-            times[name].append(cases[name](f"r{number}-{name.replace(' ', '-').replace('--', '')}"))
-        require_equal("the losses", {name: runs[-1].pop("losses") for name, runs in times.items()})
+            times[name].append(
+                cases[name](f"r{number}-{name.replace(' ', '-').replace('--', '')}")
+            )
+        require_equal(
+            "the losses", {name: runs[-1].pop("losses") for name, runs in times.items()}
+        )
     return times
 
 
@@ -152,7 +187,8 @@ def report(times: dict[str, list[dict[str, float]]], target: str) -> None:
     over = {
         f"{case} over {baseline}": {
             what: statistics.median(
-                a[what] - b[what] for a, b in zip(times[case], times[baseline], strict=True)
+                a[what] - b[what]
+                for a, b in zip(times[case], times[baseline], strict=True)
             )
             for what in KINDS
         }
@@ -171,7 +207,9 @@ def report(times: dict[str, list[dict[str, float]]], target: str) -> None:
         for what in KINDS:
             seconds = [one[what] for one in values]
             spread = f"({min(seconds):.2f} – {max(seconds):.2f})"
-            print(f"{case:<26} {what:<11} median {statistics.median(seconds):6.2f} s   {spread}")
+            print(
+                f"{case:<26} {what:<11} median {statistics.median(seconds):6.2f} s   {spread}"
+            )
     for case, values in over.items():
         print(
             case,

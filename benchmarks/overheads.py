@@ -24,7 +24,9 @@ def shares(lines: list[dict]) -> dict[str, float]:
         name: sum(step[f"{name}_time"] for step in steps)
         for name in ("step", "data", "report", "save")
     }
-    whole = spent["step"] + spent["report"] + spent["save"]  # a step's time has its data in it
+    whole = (
+        spent["step"] + spent["report"] + spent["save"]
+    )  # a step's time has its data in it
     return {
         "steps": len(steps),
         "seconds": whole,
@@ -46,9 +48,14 @@ def main() -> None:
             for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         ]
     )
-    machine = {"platform": platform.platform(), "cores": os.cpu_count(), "load": os.getloadavg()}
+    machine = {
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
     RESULTS.write_text(
-        json.dumps(found | {"machine": machine, "time": time.time()}, indent=1), encoding="utf-8"
+        json.dumps(found | {"machine": machine, "time": time.time()}, indent=1),
+        encoding="utf-8",
     )
     print(json.dumps(found, indent=1))
 

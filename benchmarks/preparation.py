@@ -68,7 +68,9 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     data = parse_config({"data": given}).data
     checks = output / "engine-checks"
     if engine == "gigatoken":
-        choose_engine(load(data.tokenizer), True, checks)  # once a tokenizer, not once a corpus
+        choose_engine(
+            load(data.tokenizer), True, checks
+        )  # once a tokenizer, not once a corpus
     else:
         fault = "this benchmark compares the engines"
         remember_comparison(load(data.tokenizer), True, checks, fault)
@@ -77,7 +79,9 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
         reference = preprocess(data, output)
         used = read_dataset(output / reference.path).meta.engine
         if used is None or used.name != engine:
-            raise SystemExit(f"{engine} does not take this tokenizer: {used and used.refused}")
+            raise SystemExit(
+                f"{engine} does not take this tokenizer: {used and used.refused}"
+            )
         return reference.train.tokens + reference.validation.tokens
 
     return work
@@ -86,7 +90,9 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
 def settings(corpus: Path) -> JsonObject:
     """The section `data` of a configuration that names no tokenizer."""
     with corpus.open(encoding="utf-8") as file:
-        held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3  # a few long documents
+        held_out = (
+            0.01 if len(list(islice(file, 200))) == 200 else 0.3
+        )  # a few long documents
     return {
         "files": [str(corpus)],
         "validation_fraction": held_out,
@@ -123,15 +129,22 @@ def megatron_fast(corpus: Path, tokenizer: Path, output: Path) -> Work:
 
     def work() -> int:
         engine = gigatoken.Tokenizer.from_json(tokenizer.read_text(encoding="utf-8"))
-        documents: Any = engine.encode_files(gigatoken.JsonlFileSource([str(corpus)], field="text"))
+        documents: Any = engine.encode_files(
+            gigatoken.JsonlFileSource([str(corpus)], field="text")
+        )
         lengths = ak.to_numpy(ak.num(documents)).astype(np.int64)
-        flat = np.insert(ak.to_numpy(ak.flatten(documents)), lengths.cumsum(), 0).astype(np.uint16)
+        flat = np.insert(
+            ak.to_numpy(ak.flatten(documents)), lengths.cumsum(), 0
+        ).astype(np.uint16)
         with (output / "text_document.bin").open("wb") as file:
             file.write(flat.tobytes(order="C"))
         sizes = (lengths + 1).astype(np.int32)
         with (output / "text_document.idx").open("wb") as file:
             file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + b"\x08")
-            file.write(np.array([len(sizes), len(sizes) + 1], "<u8").tobytes() + sizes.tobytes())
+            file.write(
+                np.array([len(sizes), len(sizes) + 1], "<u8").tobytes()
+                + sizes.tobytes()
+            )
             file.write(((sizes.astype(np.int64).cumsum() - sizes) * 2).tobytes())
             file.write(np.arange(len(sizes) + 1, dtype=np.int64).tobytes())
         return len(flat)
@@ -154,14 +167,17 @@ def datasets_map(corpus: Path, tokenizer: Path, output: Path) -> Work:
         return {"input_ids": rows, "labels": [row.copy() for row in rows]}
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
-        ids = encoder(batch["text"], add_special_tokens=False, return_attention_mask=False)[
-            "input_ids"
-        ]
+        ids = encoder(
+            batch["text"], add_special_tokens=False, return_attention_mask=False
+        )["input_ids"]
         return {"input_ids": [[*document, 0] for document in ids]}
 
     def work() -> int:
         text: Any = datasets.load_dataset(
-            "json", data_files=str(corpus), split="train", cache_dir=str(output / "cache")
+            "json",
+            data_files=str(corpus),
+            split="train",
+            cache_dir=str(output / "cache"),
         )
         tokens = text.map(tokenize, batched=True, num_proc=2, remove_columns=["text"])
         rows = tokens.map(group, batched=True, num_proc=2)
@@ -188,7 +204,9 @@ def datatrove(corpus: Path, tokenizer: Path, output: Path) -> Work:
         executor.LocalPipelineExecutor(
             [reader, writer], tasks=1, logging_dir=str(output / "logs")
         ).run()
-        return sum(path.stat().st_size for path in (output / "tokens").rglob("*.ds")) // 2
+        return (
+            sum(path.stat().st_size for path in (output / "tokens").rglob("*.ds")) // 2
+        )
 
     return work
 
@@ -208,7 +226,9 @@ class Encoded:
 
         self.encoder = self.encoder or Tokenizer.from_file(self.tokenizer)
         for line in lines:
-            ids = self.encoder.encode(json.loads(line)["text"], add_special_tokens=False).ids
+            ids = self.encoder.encode(
+                json.loads(line)["text"], add_special_tokens=False
+            ).ids
             yield torch.tensor([*ids, 0], dtype=torch.int32)
 
 
@@ -227,7 +247,9 @@ def litdata(corpus: Path, tokenizer: Path, output: Path) -> Work:
             num_workers=2,
             item_loader=loader,
         )
-        return sum(path.stat().st_size for path in (output / "rows").rglob("*.bin")) // 4
+        return (
+            sum(path.stat().st_size for path in (output / "rows").rglob("*.bin")) // 4
+        )
 
     return work
 
@@ -271,7 +293,11 @@ def child(name: str, corpus: Path, tokenizer: Path) -> None:
         "cpu_seconds": cpu,
         "peak_megabytes": peak / 1024,
     }
-    print(json.dumps(measures | {"tokens": tokens, "bytes_a_token": written / tokens, "ids": ids}))
+    print(
+        json.dumps(
+            measures | {"tokens": tokens, "bytes_a_token": written / tokens, "ids": ids}
+        )
+    )
 
 
 def require_same_tokens(found: dict[str, list[dict[str, float]]]) -> None:
@@ -288,7 +314,8 @@ def require_same_tokens(found: dict[str, list[dict[str, float]]]) -> None:
     }
     if LEARNED in found:
         require_equal(
-            "the ids", {str(number): run["ids"] for number, run in enumerate(found[LEARNED])}
+            "the ids",
+            {str(number): run["ids"] for number, run in enumerate(found[LEARNED])},
         )
     counted = {name: run["ids"] for name, run in runs.items() if run["ids"]}
     if counted:
@@ -312,9 +339,14 @@ def _counts(files: list[Path]) -> int:
         for path in files
         if path.suffix == ".arrow" and path.parent.name in SPLITS
     ]
-    streams += [np.fromfile(path, np.uint16) for path in files if path.name == "text_document.bin"]
+    streams += [
+        np.fromfile(path, np.uint16)
+        for path in files
+        if path.name == "text_document.bin"
+    ]
     counts = sum(
-        (np.bincount(stream, minlength=2**16) for stream in streams), np.zeros(2**16, np.int64)
+        (np.bincount(stream, minlength=2**16) for stream in streams),
+        np.zeros(2**16, np.int64),
     )
     return int(blake3(counts.tobytes()).hexdigest()[:12], 16) if streams else 0
 
@@ -328,7 +360,9 @@ def _own_peak() -> int:
 def _cpu() -> float:
     return sum(
         use.ru_utime + use.ru_stime
-        for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        for use in map(
+            resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
     )
 
 
@@ -337,13 +371,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=int, default=118)
-    parser.add_argument("--kind", choices=["ordinary", "dictionary", "long"], default="ordinary")
+    parser.add_argument(
+        "--kind", choices=["ordinary", "dictionary", "long"], default="ordinary"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=[*PROGRAMS])
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument(
-        "--output", type=Path, default=Path(__file__).with_name("results") / "preparation.json"
+        "--output",
+        type=Path,
+        default=Path(__file__).with_name("results") / "preparation.json",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -380,7 +418,11 @@ def main() -> None:
                     "HF_HUB_OFFLINE": "1",
                 }
                 ended = subprocess.run(
-                    command, capture_output=True, text=True, env=environment, check=False
+                    command,
+                    capture_output=True,
+                    text=True,
+                    env=environment,
+                    check=False,
                 )
                 try:
                     measures = json.loads(ended.stdout.splitlines()[-1])
@@ -399,7 +441,14 @@ def main() -> None:
         size = corpus.stat().st_size
     require_same_tokens(found)
     versions = {}
-    for package in ("gigatoken", "tokenizers", "datasets", "datatrove", "litdata", "orjson"):
+    for package in (
+        "gigatoken",
+        "tokenizers",
+        "datasets",
+        "datatrove",
+        "litdata",
+        "orjson",
+    ):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

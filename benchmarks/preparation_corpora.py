@@ -32,7 +32,9 @@ def train_tokenizer(texts: list[str]) -> Any:
         fault = compare(tokenizer, True, golden(tokenizer)) if find_spec(FAST) else None
         if not fault:
             return tokenizer
-        print(f"the tokenizer of eighth {part} is not used ({FAST}: {fault})", flush=True)
+        print(
+            f"the tokenizer of eighth {part} is not used ({FAST}: {fault})", flush=True
+        )
     raise SystemExit(
         "no eighth of the corpus gives a tokenizer that every engine takes; name one by --tokenizer."
     )

@@ -35,7 +35,11 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import map_shard
-from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import (
+    BatchPlan,
+    TrainBatches,
+    curriculum_stages,
+)
 
 RESULTS = Path(__file__).with_name("results") / "preparing_ahead.json"
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -46,8 +50,15 @@ Batch = tuple[torch.Tensor, torch.Tensor]  # inputs and labels [BATCH, L]
 class WhileTraining(IterableDataset):
     """Batches of documents that are encoded when their turn comes."""
 
-    def __init__(self, texts: list[str], tokenizer: Path, eos: int, length: int) -> None:
-        self.texts, self.tokenizer, self.eos, self.length = texts, tokenizer, eos, length
+    def __init__(
+        self, texts: list[str], tokenizer: Path, eos: int, length: int
+    ) -> None:
+        self.texts, self.tokenizer, self.eos, self.length = (
+            texts,
+            tokenizer,
+            eos,
+            length,
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         encode, choose = (
@@ -58,15 +69,26 @@ class WhileTraining(IterableDataset):
         while True:
             while len(there) < wanted:
                 picked = encode(
-                    [self.texts[number] for number in choose.integers(0, len(self.texts), BATCH)]
+                    [
+                        self.texts[number]
+                        for number in choose.integers(0, len(self.texts), BATCH)
+                    ]
                 )
-                there = np.concatenate([there, *(np.array([*one.ids, self.eos]) for one in picked)])
-            cut, there = torch.from_numpy(there[:wanted]).view(BATCH, -1), there[wanted:]
+                there = np.concatenate(
+                    [there, *(np.array([*one.ids, self.eos]) for one in picked)]
+                )
+            cut, there = (
+                torch.from_numpy(there[:wanted]).view(BATCH, -1),
+                there[wanted:],
+            )
             yield cut[:, :-1], cut[:, 1:]
 
 
 def prepared(reader: TokenReader) -> Iterator[Batch]:
-    batches, consumed = TrainBatches(curriculum_stages(reader), BatchPlan(0, BATCH, BATCH, 0, 1)), 0
+    batches, consumed = (
+        TrainBatches(curriculum_stages(reader), BatchPlan(0, BATCH, BATCH, 0, 1)),
+        0,
+    )
     while True:
         ((inputs, labels, *_),) = batches.micro_batches(consumed, torch.device("cpu"))
         consumed += BATCH
@@ -95,7 +117,9 @@ def steps_of(
             inputs, labels = next(batches)
             waited += time.perf_counter() - asked
             logits = model(inputs.to(device))
-            F.cross_entropy(logits.flatten(0, 1).float(), labels.to(device).flatten()).backward()
+            F.cross_entropy(
+                logits.flatten(0, 1).float(), labels.to(device).flatten()
+            ).backward()
             optimizer.step()
             optimizer.zero_grad()
         if device.type == "cuda":
@@ -108,14 +132,19 @@ def steps_of(
 def preparation(config: dict[str, Any], home: Path) -> dict[str, float]:
     """Seconds of a whole preparation with a tokenizer that is there, then of the row tables alone, on each device."""
     took = {}
-    devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    devices = [
+        "cpu",
+        *(f"cuda:{number}" for number in range(torch.cuda.device_count())),
+    ]
     for device in devices:
         for what in ("encoding and chunking", "chunking"):
             settings = config | {"device": device}
             if what == "chunking":  # of what the first one has encoded
                 settings |= {"stride": config["sequence_length"] // 2}
             began = time.perf_counter()
-            preprocess(DataConfig.model_validate(settings), home / device.replace(":", "-"))
+            preprocess(
+                DataConfig.model_validate(settings), home / device.replace(":", "-")
+            )
             took[f"{what}, {device}"] = time.perf_counter() - began
     return took
 
@@ -123,20 +152,27 @@ def preparation(config: dict[str, Any], home: Path) -> dict[str, float]:
 def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     device = torch.device(arguments.device)
     overrides = ["data.source=python-stdlib", "data.files=[]", f"runtime.home={folder}"]
-    config = load_config(str(CONFIGS / f"{name}.yaml"), overrides).model_dump(mode="json")
+    config = load_config(str(CONFIGS / f"{name}.yaml"), overrides).model_dump(
+        mode="json"
+    )
     reference = preprocess(DataConfig.model_validate(config["data"]), folder)
     dataset, length = folder / reference.path, reference.sequence_length
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
     reader = TokenReader(dataset, reference.row_table, "train")
     texts = texts_of(dataset, tokenizer)
     given = config["data"] | {
-        "tokenizer": config["data"]["tokenizer"] | {"path": str(dataset / "tokenizer.json")}
+        "tokenizer": config["data"]["tokenizer"]
+        | {"path": str(dataset / "tokenizer.json")}
     }
     once = preparation(given, folder / "again")
-    ahead_of_time = WhileTraining(texts, dataset / "tokenizer.json", reader.padding, length)
+    ahead_of_time = WhileTraining(
+        texts, dataset / "tokenizer.json", reader.padding, length
+    )
     torch.manual_seed(0)
     model = Llama(
-        LlamaConfig(**ModelConfig(**config["model"]).architecture(reference.vocab_size, length))
+        LlamaConfig(
+            **ModelConfig(**config["model"]).architecture(reference.vocab_size, length)
+        )
     ).to(device)
     sides = {
         "prepared": prepared(reader),
@@ -175,7 +211,11 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+    }
 
 
 def main() -> None:
@@ -186,7 +226,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="what trains")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="preparing-") as folder:
-        rows = [compared(name, arguments, Path(folder) / name) for name in arguments.configs]
+        rows = [
+            compared(name, arguments, Path(folder) / name) for name in arguments.configs
+        ]
     for row in rows:
         print(json.dumps(row, indent=1))
     machine = {

@@ -56,9 +56,7 @@ METHODS = ("full", "yarn", "window", "memory")
 KINDS = ("passkey", "cost")
 COVER = "cover"
 OF_COST = ("processor", "threads")  # of the machine
-WINDOW_PIECE = (
-    512  # tokens: the mask of a piece has as many rows, and as many columns beside the window
-)
+WINDOW_PIECE = 512  # tokens: the mask of a piece has as many rows, and as many columns beside the window
 
 
 class SlidingWindow:
@@ -76,7 +74,9 @@ class SlidingWindow:
             fields["rope_scaling"],
         )
         self.config, self.window = llama.config, window
-        self.theirs: Any = MistralForCausalLM(MistralConfig(**fields, sliding_window=window))
+        self.theirs: Any = MistralForCausalLM(
+            MistralConfig(**fields, sliding_window=window)
+        )
         self.theirs.set_attn_implementation("sdpa")
         self.theirs.load_state_dict(llama.state_dict())
         self.theirs.eval().to(llama.lm_head.weight)
@@ -93,7 +93,10 @@ class SlidingWindow:
         pieces = input_ids.split(WINDOW_PIECE, dim=1)
         # by position: the argument's name differs between versions
         return torch.cat(
-            [self.theirs.model(piece, None, None, states).last_hidden_state for piece in pieces],
+            [
+                self.theirs.model(piece, None, None, states).last_hidden_state
+                for piece in pieces
+            ],
             dim=1,
         )
 
@@ -115,7 +118,9 @@ def with_yarn(model: Llama, factor: int) -> Llama:
 
 def least_factor(model: Llama, asked: Asked) -> int:
     """The smallest whole factor by which the original context covers text and answer."""
-    return math.ceil((asked.length + len(asked.answer)) / model.config.max_position_embeddings)
+    return math.ceil(
+        (asked.length + len(asked.answer)) / model.config.max_position_embeddings
+    )
 
 
 def passkey(model: Any, asked: Asked) -> dict[str, Any]:
@@ -167,7 +172,9 @@ def full_decoding(model: Llama, tokens: int, most_bytes: float) -> Decoding:
     """Decoding after `tokens` tokens with full attention; buffers of keys and values take at most `most_bytes`, or are one layer's."""
     layers: list[Any] = [*model.model.layers]
     weight, token = model.lm_head.weight, first_token(model)
-    tables = rotary(torch.arange(tokens + 1, device=weight.device), model.config, weight.dtype)
+    tables = rotary(
+        torch.arange(tokens + 1, device=weight.device), model.config, weight.dtype
+    )
     buffers = [layers[0].self_attn.new_state(1, tokens + 1)]
     size = size_in_bytes(States(tables, buffers))
     count = max(1, min(len(layers), int(most_bytes // size)))
@@ -188,7 +195,11 @@ def full_decoding(model: Llama, tokens: int, most_bytes: float) -> Decoding:
 
 def window_decoding(model: SlidingWindow, tokens: int) -> Decoding:
     """Decoding after `tokens` tokens with a sliding window; transformers keeps one token fewer than the next one attends to."""
-    states, weight, token = model.new_states(1, 0), model.lm_head.weight, first_token(model)
+    states, weight, token = (
+        model.new_states(1, 0),
+        model.lm_head.weight,
+        first_token(model),
+    )
     attended = (
         1,
         model.config.num_key_value_heads,
@@ -198,25 +209,41 @@ def window_decoding(model: SlidingWindow, tokens: int) -> Decoding:
     size = 0
     kept: list[Any] = states.layers
     for number, layer in enumerate(kept):
-        k, v = (torch.randn(attended, dtype=weight.dtype, device=weight.device) for _ in range(2))
+        k, v = (
+            torch.randn(attended, dtype=weight.dtype, device=weight.device)
+            for _ in range(2)
+        )
         size += k.nbytes + v.nbytes
         states.update(k[:, :, 1:], v[:, :, 1:], number)
         layer.cumulative_length = tokens
-    return Decoding(lambda: model.logits(model.read(token, states))[:, -1], size, len(kept))
+    return Decoding(
+        lambda: model.logits(model.read(token, states))[:, -1], size, len(kept)
+    )
 
 
 def memory_decoding(model: Llama, tokens: int) -> Decoding:
     """Decoding after `tokens` tokens with Infini-attention, a segment at a time."""
-    states, token, size = model.new_states(1, 0), first_token(model)[0], model.config.segment_length
+    states, token, size = (
+        model.new_states(1, 0),
+        first_token(model)[0],
+        model.config.segment_length,
+    )
     for state in states.layers:
         named: dict[str, Any] = vars(state)
-        for tensor in (state.k, state.v, *([named["plain_k"]] if "plain_k" in named else [])):
+        for tensor in (
+            state.k,
+            state.v,
+            *([named["plain_k"]] if "plain_k" in named else []),
+        ):
             tensor.normal_()
         for tensor in named.get("memory", ()):
             tensor.uniform_()  # z is a sum of positive terms
         state.filled, named["segments"] = [tokens % size], [tokens // size]
     return Decoding(
-        lambda: model.decode(token, states), size_in_bytes(states), len(states.layers), size
+        lambda: model.decode(token, states),
+        size_in_bytes(states),
+        len(states.layers),
+        size,
     )
 
 
@@ -256,13 +283,21 @@ def cost(
 
 
 def machine_facts() -> dict[str, Any]:
-    facts = about() | {"transformers": transformers.__version__, "threads": torch.get_num_threads()}
-    return facts | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+    facts = about() | {
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    return facts | (
+        {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    )
 
 
 def variants(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
     """The method with each value of its setting."""
-    settings = {"yarn": ("factor", options.factors), "window": ("window", options.windows)}
+    settings = {
+        "yarn": ("factor", options.factors),
+        "window": ("window", options.windows),
+    }
     if method not in settings:
         return [{"method": method}]
     name, values = settings[method]
@@ -309,14 +344,20 @@ def measure_passkeys(
         elif variant is None:
             variant = with_segments(model, options.segment_length)
         with torch.autocast(
-            model.lm_head.weight.device.type, torch.bfloat16, enabled=options.precision == "bf16"
+            model.lm_head.weight.device.type,
+            torch.bfloat16,
+            enabled=options.precision == "bf16",
         ):
             measured |= passkey(variant, asked)
         lines.add(case, measured | machine_facts() | {"load": os.getloadavg()[0]})
 
 
 def measure_costs(
-    options: argparse.Namespace, lines: CaseLines, model: Llama, method: str, fields: dict[str, Any]
+    options: argparse.Namespace,
+    lines: CaseLines,
+    model: Llama,
+    method: str,
+    fields: dict[str, Any],
 ) -> None:
     """All lengths of one variant that are not stored yet, once per processor."""
     variant: Any = None
@@ -326,14 +367,22 @@ def measure_costs(
         case = (
             fields
             | size
-            | {"precision": "bf16", "tokens": tokens, **{name: facts[name] for name in OF_COST}}
+            | {
+                "precision": "bf16",
+                "tokens": tokens,
+                **{name: facts[name] for name in OF_COST},
+            }
         )
         if case in lines:
             continue
         if variant is None:
             half = in_bf16(with_segments(model, options.segment_length))
-            variant = SlidingWindow(half, fields["window"]) if method == "window" else half
-        measured = cost(variant, method, tokens, options.repetitions, options.state_gib * 2**30)
+            variant = (
+                SlidingWindow(half, fields["window"]) if method == "window" else half
+            )
+        measured = cost(
+            variant, method, tokens, options.repetitions, options.state_gib * 2**30
+        )
         lines.add(case, measured | facts | {"load": os.getloadavg()[0]})
 
 
@@ -341,7 +390,9 @@ def measure(options: argparse.Namespace) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     lines = CaseLines(RESULTS)
-    of_run = [method for method in options.methods if method == "memory" and options.run]
+    of_run = [
+        method for method in options.methods if method == "memory" and options.run
+    ]
     originals = [method for method in options.methods if method != "memory"]
     for place, methods in ((options.original, originals), (options.run, of_run)):
         if not methods:
@@ -355,10 +406,20 @@ def measure(options: argparse.Namespace) -> None:
             for variant in variants(options, method):
                 if "passkey" in options.kinds:
                     measure_passkeys(
-                        options, lines, model, tokenizer, named | {"kind": "passkey"} | variant
+                        options,
+                        lines,
+                        model,
+                        tokenizer,
+                        named | {"kind": "passkey"} | variant,
                     )
                 if "cost" in options.kinds and method != "yarn":
-                    measure_costs(options, lines, model, method, named | {"kind": "cost"} | variant)
+                    measure_costs(
+                        options,
+                        lines,
+                        model,
+                        method,
+                        named | {"kind": "cost"} | variant,
+                    )
 
 
 def summary() -> list[dict[str, Any]]:
@@ -381,13 +442,24 @@ def summary() -> list[dict[str, Any]]:
         if line["kind"] == "passkey":
             cells[tuple(line.get(name) for name in names)].append(line)
         else:
-            copied = (*names, "tokens", "state_bytes", "layers", "layers_in_memory", *OF_COST)
+            copied = (
+                *names,
+                "tokens",
+                "state_bytes",
+                "layers",
+                "layers_in_memory",
+                *OF_COST,
+            )
             rows.append(
                 {name: line[name] for name in copied if name in line}
                 | {"ms": 1000 * line["median_seconds"]}
             )
     for key, lines in cells.items():
-        row = {name: value for name, value in zip(names, key, strict=True) if value is not None}
+        row = {
+            name: value
+            for name, value in zip(names, key, strict=True)
+            if value is not None
+        }
         row |= {"asked": len(lines), "found": sum(line["found"] for line in lines)}
         row["right_tokens"] = statistics.mean(line["right_tokens"] for line in lines)
         row["tokens"] = max(line["tokens"] for line in lines)
@@ -403,7 +475,9 @@ def summary() -> list[dict[str, Any]]:
 def yarn_factor(word: str) -> str | int:
     """An argument of --factors: COVER or a whole number above 1."""
     if word != COVER and not (word.isdecimal() and int(word) > 1):
-        raise argparse.ArgumentTypeError(f"{word!r} is neither {COVER} nor a whole number above 1")
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is neither {COVER} nor a whole number above 1"
+        )
     return COVER if word == COVER else int(word)
 
 

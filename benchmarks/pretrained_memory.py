@@ -49,7 +49,10 @@ def opened(place: Path, checkpoint: str) -> tuple[Llama, Tokenizer, dict[str, ob
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (place / "lineage.json").exists():
         model, tokenizer, chosen = load_run(place, checkpoint)
-        step, digest = checkpoints.step_of(chosen), read_manifest(chosen, checkpoints.KIND).digest
+        step, digest = (
+            checkpoints.step_of(chosen),
+            read_manifest(chosen, checkpoints.KIND).digest,
+        )
         return (
             model.eval().to(device),
             tokenizer,
@@ -103,7 +106,11 @@ def passkey(model: Llama, asked: Asked, before: Begun | None) -> tuple[dict, Beg
     """One number: found with the memory and without, and what is answered from the memory of the text before."""
     mine = begin(model, asked)
     right = right_tokens(model, mine)
-    result = {"tokens": asked.length, "found": all(right), "right_tokens": sum(right) / len(right)}
+    result = {
+        "tokens": asked.length,
+        "found": all(right),
+        "right_tokens": sum(right) / len(right),
+    }
     if model.uses_memory():
         model.use_memory(False)
         result["found_without_memory"] = all(right_tokens(model, begin(model, asked)))
@@ -130,7 +137,9 @@ def text(model: Llama, ids: list[int], segment_length: int) -> dict:
             model.use_memory(name == "memory")
         sums, counts = [0.0] * ROW_SEGMENTS, [0] * ROW_SEGMENTS
         for start in range(0, len(ids) - 1, size):
-            row = torch.tensor([ids[start : start + size + 1]], device=model.lm_head.weight.device)
+            row = torch.tensor(
+                [ids[start : start + size + 1]], device=model.lm_head.weight.device
+            )
             losses = torch.nn.functional.cross_entropy(
                 model(row[:, :-1])[0].float(), row[0, 1:], reduction="none"
             )
@@ -169,22 +178,29 @@ def measure(options: argparse.Namespace) -> None:
         model, tokenizer, about = opened(place, options.checkpoint)
         about |= {"precision": "bf16"} if options.precision == "bf16" else {}
         prose = [
-            Path(file).read_text() for pattern in options.text for file in sorted(glob(pattern))
+            Path(file).read_text()
+            for pattern in options.text
+            for file in sorted(glob(pattern))
         ]
         tokens = {"repeated": tokenizer.encode(FILLER, add_special_tokens=False).ids}
         if prose:
-            tokens["text"] = tokenizer.encode(" ".join(prose), add_special_tokens=False).ids[
-                :FILLER_TOKENS
-            ]
+            tokens["text"] = tokenizer.encode(
+                " ".join(prose), add_special_tokens=False
+            ).ids[:FILLER_TOKENS]
         of_length, before, cell = model, None, None
         for case in cases(options):
-            fields = about | {name: value for name, value in case.items() if name != "file"}
+            fields = about | {
+                name: value for name, value in case.items() if name != "file"
+            }
             if fields in lines:
                 continue
             if of_length.config.segment_length != case["segment_length"]:
                 of_length = with_segments(model, case["segment_length"])
             if cell != (
-                now := tuple(case.get(name) for name in ("segment_length", "boundaries", "filler"))
+                now := tuple(
+                    case.get(name)
+                    for name in ("segment_length", "boundaries", "filler")
+                )
             ):
                 before, cell = None, now
             started = time.process_time()
@@ -195,14 +211,19 @@ def measure(options: argparse.Namespace) -> None:
             ):
                 if case["kind"] == "passkey":
                     result, before = passkey(
-                        of_length, asked_in(case, tokenizer, tokens[case["filler"]]), before
+                        of_length,
+                        asked_in(case, tokenizer, tokens[case["filler"]]),
+                        before,
                     )
                 else:
                     ids = tokenizer.encode(
                         Path(case["file"]).read_text(), add_special_tokens=False
                     ).ids
                     result = text(of_length, ids, case["segment_length"])
-            lines.add(fields, result | {"cpu_seconds": round(time.process_time() - started, 2)})
+            lines.add(
+                fields,
+                result | {"cpu_seconds": round(time.process_time() - started, 2)},
+            )
 
 
 def summary() -> list[dict]:
@@ -211,7 +232,14 @@ def summary() -> list[dict]:
     for line in CaseLines(RESULTS).read():
         key = tuple(
             line.get(name)
-            for name in ("model", "step", "kind", "segment_length", "boundaries", "filler")
+            for name in (
+                "model",
+                "step",
+                "kind",
+                "segment_length",
+                "boundaries",
+                "filler",
+            )
         )
         cells[key].append(line)
     rows = []
@@ -222,7 +250,9 @@ def summary() -> list[dict]:
         if kind == "passkey":
             row |= {"boundaries": boundaries, "filler": filler, "asked": len(lines)}
             names = ("found", "found_without_memory", "swapped_own", "swapped_other")
-            row |= {name: sum(line.get(name, False) for line in lines) for name in names}
+            row |= {
+                name: sum(line.get(name, False) for line in lines) for name in names
+            }
             row["swapped"] = sum("swapped_own" in line for line in lines)
         else:
             targets = sum(sum(line["targets"]) for line in lines)
@@ -242,7 +272,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", default="latest")
     parser.add_argument("--segment-lengths", type=int, nargs="+", default=[64])
     parser.add_argument("--boundaries", type=int, nargs="*", default=[1, 8, 64])
-    parser.add_argument("--fillers", nargs="+", choices=["repeated", "text"], default=["repeated"])
+    parser.add_argument(
+        "--fillers", nargs="+", choices=["repeated", "text"], default=["repeated"]
+    )
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument(
         "--precision",

@@ -29,7 +29,11 @@ from agreement import require_equal
 
 from infini_llama.tasks.preprocess.rows.packing import pack
 from infini_llama.tasks.preprocess.rows.tables import build_table
-from infini_llama.tasks.preprocess.tokens.dataset import WrittenShard, WrittenSplit, describe_split
+from infini_llama.tasks.preprocess.tokens.dataset import (
+    WrittenShard,
+    WrittenSplit,
+    describe_split,
+)
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import token_counts, write_shard
 from infini_llama.tasks.records.manifest import UnitSplit
@@ -57,9 +61,9 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         )
         shard = WrittenShard(f"{split}/data-00000.arrow", "", size, "")
         written = WrittenSplit([shard], token_counts(values, 32768))
-        facts[split] = describe_split(folder / split, written, has_loss_mask=False).model_dump(
-            mode="json", exclude_defaults=True
-        )
+        facts[split] = describe_split(
+            folder / split, written, has_loss_mask=False
+        ).model_dump(mode="json", exclude_defaults=True)
         table = build_table({"": lengths}, "concat", LENGTH)
         (folder / "chunks").mkdir(exist_ok=True)
         np.save(folder / f"{split}.rows.npy", table.arrays["rows"])
@@ -72,7 +76,12 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         folder.with_name("dataset"),
         "dataset",
         {},
-        {"vocab_size": 32768, "dtype": "uint16", "eos_id": 0, "text_yields_special_tokens": False}
+        {
+            "vocab_size": 32768,
+            "dtype": "uint16",
+            "eos_id": 0,
+            "text_yields_special_tokens": False,
+        }
         | facts,
     )
     commit(
@@ -80,7 +89,11 @@ def made_up(folder: Path, tokens: int) -> TokenReader:
         folder.with_name("dataset") / "chunks" / "k",
         "chunks",
         {},
-        {"strategy": "concat", "sequence_length": LENGTH, "rows": dict.fromkeys(facts, 0)},
+        {
+            "strategy": "concat",
+            "sequence_length": LENGTH,
+            "rows": dict.fromkeys(facts, 0),
+        },
     )
     return TokenReader(folder.with_name("dataset"), "k", "train")
 
@@ -91,7 +104,11 @@ def rows_of_datasets(reader: TokenReader, folder: Path) -> Any:
 
     rows = reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16)
     table = pa.table(
-        {"input_ids": pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), LENGTH)}
+        {
+            "input_ids": pa.FixedSizeListArray.from_arrays(
+                pa.array(rows.reshape(-1)), LENGTH
+            )
+        }
     )
     datasets.Dataset(table).save_to_disk(str(folder))
     return datasets.load_from_disk(str(folder)).with_format("torch")
@@ -106,17 +123,22 @@ class Row:
     def __call__(self, number: int) -> Any:
         import torch
 
-        yield torch.from_numpy(np.load(self.folder, mmap_mode="r")[number].astype(np.int32))
+        yield torch.from_numpy(
+            np.load(self.folder, mmap_mode="r")[number].astype(np.int32)
+        )
 
 
-def rows_of_litdata(reader: TokenReader, folder: Path) -> Callable[[np.ndarray], object]:
+def rows_of_litdata(
+    reader: TokenReader, folder: Path
+) -> Callable[[np.ndarray], object]:
     """The same rows as litdata's TokensLoader reads them, one tensor an index, stacked and widened."""
     import torch
 
     litdata: Any = import_module("litdata")
     folder.mkdir()
     np.save(
-        folder / "rows.npy", reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16)
+        folder / "rows.npy",
+        reader.gather(np.arange(len(reader)))[:, :LENGTH].astype(np.uint16),
     )
     litdata.optimize(
         Row(folder / "rows.npy"),
@@ -147,9 +169,13 @@ def require_same_rows(
         SystemExit: a program reads other tokens.
     """
     for number, rows in enumerate(batches):
-        tokens = {name: np.asarray(read(rows)).astype(np.int64) for name, read in reads.items()}
+        tokens = {
+            name: np.asarray(read(rows)).astype(np.int64)
+            for name, read in reads.items()
+        }
         hashes = {
-            name: hashlib.sha256(found.tobytes()).hexdigest()[:16] for name, found in tokens.items()
+            name: hashlib.sha256(found.tobytes()).hexdigest()[:16]
+            for name, found in tokens.items()
         }
         require_equal(f"the tokens of batch {number}", hashes)
 
@@ -167,7 +193,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--output", type=Path, default=Path(__file__).with_name("results") / "reader.json"
+        "--output",
+        type=Path,
+        default=Path(__file__).with_name("results") / "reader.json",
     )
     options = parser.parse_args()
     choose = np.random.default_rng(0)
@@ -194,7 +222,10 @@ def main() -> None:
         }
         try:
             read = reads["litdata"] = rows_of_litdata(reader, Path(folder) / "litdata")
-            works["read, litdata"] = (lambda: one_by_one(read, few), len(few) * BATCH * LENGTH)
+            works["read, litdata"] = (
+                lambda: one_by_one(read, few),
+                len(few) * BATCH * LENGTH,
+            )
         except ImportError:
             print("litdata is not installed; its reading is left out")
         try:
@@ -202,7 +233,9 @@ def main() -> None:
 
             trl: Any = import_module("trl.data_utils")
 
-            listed = Dataset.from_dict({"input_ids": [[1] * int(length) for length in lengths]})
+            listed = Dataset.from_dict(
+                {"input_ids": [[1] * int(length) for length in lengths]}
+            )
             works["best_fit, trl"] = (
                 lambda: trl.pack_dataset(
                     listed, LENGTH + 1, "bfd_split", {"load_from_cache_file": False}
@@ -218,7 +251,9 @@ def main() -> None:
                 found[name].append(nanoseconds(work, units))
     medians = {name: statistics.median(times) for name, times in found.items()}
     for name, median in medians.items():
-        print(f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})")
+        print(
+            f"{name:16} {median:.3g} ns ({min(found[name]):.3g} … {max(found[name]):.3g})"
+        )
     machine = {
         "cores": os.cpu_count(),
         "platform": platform.platform(),

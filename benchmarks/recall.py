@@ -50,7 +50,9 @@ def rows(
     values = torch.randint(VALUES, (count, FACTS), generator=generator)
     inputs = torch.full((count, length), FILLER)
     labels = torch.full((count, length), IGNORE_INDEX)
-    inputs.scatter_(1, some(length - SEGMENT, FACTS), FIRST_FACT + keys * VALUES + values)
+    inputs.scatter_(
+        1, some(length - SEGMENT, FACTS), FIRST_FACT + keys * VALUES + values
+    )
     asked = length - SEGMENT + some(SEGMENT, FACTS)
     inputs.scatter_(1, asked, FIRST_QUERY + keys)
     labels.scatter_(1, asked, FIRST_ANSWER + values)
@@ -60,7 +62,9 @@ def rows(
 @torch.inference_mode()
 def accuracy(model: Llama, segments: int, count: int = 256) -> float:
     """Share of right answers over rows that were never trained on."""
-    inputs, labels = rows(count, segments, torch.Generator().manual_seed(10_000 + segments))
+    inputs, labels = rows(
+        count, segments, torch.Generator().manual_seed(10_000 + segments)
+    )
     asked = labels != IGNORE_INDEX
     return (model(inputs)[asked].argmax(dim=-1) == labels[asked]).float().mean().item()
 
@@ -80,7 +84,11 @@ def train(variant: str, seed: int, steps: int) -> tuple[Llama, list[tuple[int, f
         "segment_length": SEGMENT,
     }
     config = LlamaConfig(
-        VOCABULARY, **shape, **VARIANTS[variant], initializer_range=0.1, tie_word_embeddings=False
+        VOCABULARY,
+        **shape,
+        **VARIANTS[variant],
+        initializer_range=0.1,
+        tie_word_embeddings=False,
     )
     model = Llama(config)
     groups = parameter_groups(model, weight_decay=0.1)
@@ -109,7 +117,9 @@ def measure(variant: str, seed: int, steps: int) -> dict:
     model, curve = train(variant, seed, steps)
     seconds = time.process_time() - started
     result = {"variant": variant, "seed": seed, "cpu_seconds": seconds, "curve": curve}
-    result["accuracy"] = {segments: accuracy(model, segments) for segments in (4, 8, 16, 32)}
+    result["accuracy"] = {
+        segments: accuracy(model, segments) for segments in (4, 8, 16, 32)
+    }
     if model.config.attention == "infini":
         result["gates"] = [
             parameter.sigmoid().tolist()
@@ -135,7 +145,8 @@ def main() -> None:
             results.append(measure(variant, seed, options.steps))
             found = results[-1]
             lengths = ", ".join(
-                f"{segments} segments {value:.3f}" for segments, value in found["accuracy"].items()
+                f"{segments} segments {value:.3f}"
+                for segments, value in found["accuracy"].items()
             )
             off = found.get("accuracy without memory")
             print(
@@ -156,7 +167,9 @@ def main() -> None:
         "chance": 1 / VALUES,
     }
     target = Path(__file__).with_name("results") / "recall.json"
-    target.write_text(json.dumps(stored | {"results": results}, indent=1) + "\n", encoding="utf-8")
+    target.write_text(
+        json.dumps(stored | {"results": results}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

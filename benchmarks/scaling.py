@@ -38,9 +38,13 @@ LINKS = 30_000  # to one file
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shards", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument(
-        "--output", type=Path, default=Path(__file__).parent / "results" / "scaling.json"
+        "--shards", type=int, nargs="+", default=[10_000, 100_000, 1_000_000]
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(__file__).parent / "results" / "scaling.json",
     )
     arguments = parser.parse_args()
     measured = []
@@ -108,7 +112,12 @@ def make(dataset: Path, shards: int) -> None:
                 "first_token": TOKENS * number,
             }
         )
-    counts = {"documents": 4 * shards, "tokens": TOKENS * shards, "bytes": 0, "shards": table}
+    counts = {
+        "documents": 4 * shards,
+        "tokens": TOKENS * shards,
+        "bytes": 0,
+        "shards": table,
+    }
     split = counts | {
         "shortest_document": 1,
         "longest_document": TOKENS,
@@ -123,9 +132,15 @@ def make(dataset: Path, shards: int) -> None:
     commit(dataset, "dataset", 1, files, facts | {"train": split, "validation": split})
     rows = dataset / "chunks" / "rows"
     rows.mkdir(parents=True)
-    np.save(rows / "train.rows.npy", np.arange(0, shards * TOKENS - 256, 256, dtype=np.int64))
+    np.save(
+        rows / "train.rows.npy",
+        np.arange(0, shards * TOKENS - 256, 256, dtype=np.int64),
+    )
     name = "train.rows.npy"
-    entry = {"size": (rows / name).stat().st_size, "checksum": file_checksum(rows / name)}
+    entry = {
+        "size": (rows / name).stat().st_size,
+        "checksum": file_checksum(rows / name),
+    }
     commit(
         rows,
         "chunks",
@@ -140,7 +155,12 @@ def make(dataset: Path, shards: int) -> None:
 
 
 def commit(folder: Path, kind: str, version: int, files: dict, content: dict) -> None:
-    proven = {"kind": kind, "format_version": version, "files": files, "content": content}
+    proven = {
+        "kind": kind,
+        "format_version": version,
+        "files": files,
+        "content": content,
+    }
     manifest = proven | {"digest": checksum_of(proven), "created": "", "meta": {}}
     manifest["self_checksum"] = checksum_of(manifest)
     (folder / MANIFEST).write_bytes(_serialized(manifest))

@@ -54,7 +54,11 @@ CASES = {
         "import infini_llama.tasks.preprocess.stage, gigatoken, awkward",
     ],
     "import torch": [sys.executable, "-c", "import torch"],
-    "import torch, as torchrun does": [sys.executable, "-c", "import torch.distributed.run"],
+    "import torch, as torchrun does": [
+        sys.executable,
+        "-c",
+        "import torch.distributed.run",
+    ],
     "import torch, as DDP does": [sys.executable, "-c", "import torch._dynamo"],
     "import matplotlib, as the report does": [
         sys.executable,
@@ -80,7 +84,12 @@ CASES = {
         "--no-prefect",
         *SMALL,
     ],
-    "finished run again, embedded server": [COMMAND, "run", "configs/tiny.yaml", *SMALL],
+    "finished run again, embedded server": [
+        COMMAND,
+        "run",
+        "configs/tiny.yaml",
+        *SMALL,
+    ],
 }
 
 
@@ -88,7 +97,10 @@ def seconds(command: list[str], home: str) -> float:
     """Wall time of one process from start to exit."""
     started = time.perf_counter()
     subprocess.run(
-        command, env=os.environ | {"INFINI_LLAMA_HOME": home}, check=True, capture_output=True
+        command,
+        env=os.environ | {"INFINI_LLAMA_HOME": home},
+        check=True,
+        capture_output=True,
     )
     return time.perf_counter() - started
 
@@ -111,7 +123,9 @@ def watched(command: list[str], home: str, files: list[Path]) -> list[float]:
         time.sleep(0.01)
     ended = time.perf_counter() - started
     if process.returncode or not all(seen.values()):
-        raise SystemExit(f"{command} ended with {process.returncode}; nothing is stored.")
+        raise SystemExit(
+            f"{command} ended with {process.returncode}; nothing is stored."
+        )
     return [*seen.values(), ended]
 
 
@@ -124,7 +138,9 @@ def training(home: str, number: int) -> dict[str, float]:
     bare_step = Path(home) / f"step-{number}"
     script = str(Path(__file__).with_name("startup_torch.py"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    bare = watched([*torchrun, "--nproc-per-node=2", script, str(bare_step)], home, [bare_step])
+    bare = watched(
+        [*torchrun, "--nproc-per-node=2", script, str(bare_step)], home, [bare_step]
+    )
     return {
         "new run, to its first step": first,
         "new run, from its last checkpoint to its end": ended - last,

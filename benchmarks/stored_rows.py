@@ -33,7 +33,9 @@ def store(target: Path, row: dict[str, Any], same: Sequence[str]) -> None:
     )
     row = {"load": os.getloadavg()[0]} | row
     kept = [
-        old for old in stored.get("rows", []) if any(old.get(field) != row[field] for field in same)
+        old
+        for old in stored.get("rows", [])
+        if any(old.get(field) != row[field] for field in same)
     ]
     target.write_text(
         json.dumps(stored | {"rows": [*kept, row]}, indent=1) + "\n", encoding="utf-8"
@@ -48,7 +50,9 @@ class CaseLines:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self._ended = {_key({name: line[name] for name in line["case"]}) for line in self.read()}
+        self._ended = {
+            _key({name: line[name] for name in line["case"]}) for line in self.read()
+        }
 
     def read(self) -> list[dict[str, Any]]:
         """All lines; one that a kill cut short is removed."""

@@ -27,7 +27,9 @@ PIECE, VOCABULARY = 4096, 4096
 
 def tiny() -> LlamaConfig:
     fields = yaml.safe_load(
-        (Path(__file__).parents[1] / "configs" / "tiny_infini.yaml").read_text(encoding="utf-8")
+        (Path(__file__).parents[1] / "configs" / "tiny_infini.yaml").read_text(
+            encoding="utf-8"
+        )
     )
     model = fields["model"]
     model.setdefault("num_key_value_heads", model["num_attention_heads"])
@@ -51,7 +53,9 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument(
-        "--output", type=Path, default=Path(__file__).with_name("results") / "streaming.json"
+        "--output",
+        type=Path,
+        default=Path(__file__).with_name("results") / "streaming.json",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,7 +75,12 @@ def main() -> None:
             speed = (now - started) / (read - before) * 1e6
             state = size_in_bytes(states)
             reports.append(
-                {"tokens": read, "state": state, "resident": resident, "us_a_token": speed}
+                {
+                    "tokens": read,
+                    "state": state,
+                    "resident": resident,
+                    "us_a_token": speed,
+                }
             )
             print(
                 f"{read:>9,} tokens: states {state:,} bytes, resident {resident / 1e6:.0f} MB, {speed:.0f} us a token",

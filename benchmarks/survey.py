@@ -43,7 +43,9 @@ def write_files(folder: Path, documents: int, files: int) -> int:
     size = 0
     for number in range(files):
         with (folder / f"{number:06d}.jsonl").open("w", encoding="utf-8") as file:
-            for place in range(number * (documents // files), (number + 1) * (documents // files)):
+            for place in range(
+                number * (documents // files), (number + 1) * (documents // files)
+            ):
                 mine = place if place % 100 else 0
                 text = f"{mine} " + " ".join(
                     WORDS[(mine + step) * 7919 % len(WORDS)] for step in range(20)
@@ -72,7 +74,12 @@ def child(folder: Path, home: Path, workers: int) -> None:
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     peak = (
-        int(Path("/proc/self/status").read_text(encoding="utf-8").split("VmHWM:")[1].split()[0])
+        int(
+            Path("/proc/self/status")
+            .read_text(encoding="utf-8")
+            .split("VmHWM:")[1]
+            .split()[0]
+        )
         / 1024
     )
     measures = {
@@ -94,7 +101,9 @@ def child(folder: Path, home: Path, workers: int) -> None:
 def _cpu() -> float:
     return sum(
         use.ru_utime + use.ru_stime
-        for use in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        for use in map(
+            resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
     )
 
 
@@ -103,11 +112,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--cases", nargs="+", default=["1000000:20", "4000000:20", "20000000:20", "20000:20000"]
+        "--cases",
+        nargs="+",
+        default=["1000000:20", "4000000:20", "20000000:20", "20000:20000"],
     )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
-        "--output", type=Path, default=Path(__file__).with_name("results") / "survey.json"
+        "--output",
+        type=Path,
+        default=Path(__file__).with_name("results") / "survey.json",
     )
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -125,17 +138,23 @@ def main() -> None:
             folder.mkdir()
             size = write_files(folder, documents, files)
             texts = [" ".join(WORDS), "0 1 2 3 4 5 6 7 8 9"] * 9
-            train(texts, TokenizerConfig(vocab_size=600)).save(str(Path(place) / "tokenizer.json"))
+            train(texts, TokenizerConfig(vocab_size=600)).save(
+                str(Path(place) / "tokenizer.json")
+            )
             time.sleep(2.5)  # a file that has just been written is not believed to stay
             for what in ("first", "again", "added"):
                 if what == "added":
-                    (folder / "added.jsonl").write_text('{"text": "one more"}\n', encoding="utf-8")
+                    (folder / "added.jsonl").write_text(
+                        '{"text": "one more"}\n', encoding="utf-8"
+                    )
                 found.append(
                     {"what": what, "files": files, "bytes": size}
                     | measured(folder, home, options.workers)
                 )
                 row = (
-                    f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+                    f"{key}={value:.4g}"
+                    if isinstance(value, float)
+                    else f"{key}={value}"
                     for key, value in found[-1].items()
                 )
                 print(" ".join(row), flush=True)

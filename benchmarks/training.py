@@ -46,8 +46,20 @@ from infini_llama.tasks.records.plan import EnvironmentPlan
 RESULTS = Path(__file__).with_name("results") / "training.json"
 PEER = Path(__file__).with_name("training_peer.py")
 PROGRAMS = ("ours", "trainer", "litgpt")
-SETTINGS = ("precision", "attention_backend", "loss_chunk", "allocator", "compile", "threads")
-ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD")
+SETTINGS = (
+    "precision",
+    "attention_backend",
+    "loss_chunk",
+    "allocator",
+    "compile",
+    "threads",
+)
+ALLOCATOR = (
+    "LD_PRELOAD",
+    "GLIBC_TUNABLES",
+    "MALLOC_CONF",
+    "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD",
+)
 
 
 class Lane(NamedTuple):
@@ -76,9 +88,13 @@ class Lane(NamedTuple):
 class Peer:
     """The process of a lane, which computes a few steps per line that it is sent, and prints how long they took."""
 
-    def __init__(self, lane: Lane, order: dict[str, Any], allocator: dict[str, str]) -> None:
+    def __init__(
+        self, lane: Lane, order: dict[str, Any], allocator: dict[str, str]
+    ) -> None:
         self.label = lane.label
-        clean = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
+        clean = {
+            key: value for key, value in os.environ.items() if key not in ALLOCATOR
+        }
         threads = {
             "OMP_NUM_THREADS": str(order["threads"]),
             "MKL_NUM_THREADS": str(order["threads"]),
@@ -117,14 +133,23 @@ def lanes_of(programs: list[str], modes: list[str]) -> list[Lane]:
     found = [Lane("ours", mode, True) for mode in compiled if "ours" in programs]
     peers = [program for program in PROGRAMS[1:] if program in programs]
     return found + [
-        Lane(peer, mode, ours) for peer in peers for mode in compiled for ours in (True, False)
+        Lane(peer, mode, ours)
+        for peer in peers
+        for mode in compiled
+        for ours in (True, False)
     ]
 
 
-def plan_of(size: str, vocabulary: int, threads: int, home: Path, **train: str) -> EnvironmentPlan:
+def plan_of(
+    size: str, vocabulary: int, threads: int, home: Path, **train: str
+) -> EnvironmentPlan:
     """The plan that a user gets on this machine, for one process with this many threads."""
     hidden, inner, layers, heads, kv = SIZES[size]
-    model = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    model = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+    }
     sections = {
         "data": {
             "source": "python-stdlib",
@@ -139,7 +164,9 @@ def plan_of(size: str, vocabulary: int, threads: int, home: Path, **train: str) 
     return plan_environment(PipelineConfig.model_validate(sections), probe(home))
 
 
-def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
+def start(
+    size: str, vocabulary: int, arguments: argparse.Namespace, home: Path
+) -> dict[str, Any]:
     """New plans and processes: the turns of each lane, and its settings.
 
     Raises:
@@ -159,14 +186,26 @@ def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path)
                 "threads": arguments.threads,
                 "steps": arguments.steps,
             }
-            order |= {"turns": arguments.rounds + 1, "litgpt": arguments.litgpt, "home": str(home)}
-            allocator = {name: value for name, value in plan.env.items() if name in ALLOCATOR}
+            order |= {
+                "turns": arguments.rounds + 1,
+                "litgpt": arguments.litgpt,
+                "home": str(home),
+            }
+            allocator = {
+                name: value for name, value in plan.env.items() if name in ALLOCATOR
+            }
             peers.append(Peer(lane, order | {"plan": plan.to_json()}, allocator))
-            planned = {name: value for name, value in plan.to_json().items() if name in SETTINGS}
+            planned = {
+                name: value
+                for name, value in plan.to_json().items()
+                if name in SETTINGS
+            }
             settings[lane.label] = (
                 planned if lane.program == "ours" else {"precision": plan.precision}
             )
-            settings[lane.label] |= {"allocator variables": allocator if lane.our_allocator else {}}
+            settings[lane.label] |= {
+                "allocator variables": allocator if lane.our_allocator else {}
+            }
         for _ in range(arguments.rounds + 1):  # the first one warms up
             for peer in peers:
                 turns[peer.label].append(peer.turn())
@@ -181,7 +220,9 @@ def start(size: str, vocabulary: int, arguments: argparse.Namespace, home: Path)
     timed = {label: measured[1:] for label, measured in turns.items()}
     return {
         "lanes": {
-            label: {clock: [turn[clock] for turn in measured] for clock in ("wall", "cpu")}
+            label: {
+                clock: [turn[clock] for turn in measured] for clock in ("wall", "cpu")
+            }
             for label, measured in timed.items()
         },
         "settings": settings,
@@ -209,7 +250,11 @@ def compete(
 ) -> dict[str, Any]:
     """The row of one size and vocabulary."""
     default = plan_of(size, vocabulary, arguments.threads, home)
-    row: dict[str, Any] = {"size": size, "vocabulary": vocabulary, "processor": processor_name()}
+    row: dict[str, Any] = {
+        "size": size,
+        "vocabulary": vocabulary,
+        "processor": processor_name(),
+    }
     row |= {
         "threads": arguments.threads,
         "platform": platform.platform(),
@@ -222,7 +267,9 @@ def compete(
     }
     row |= {"compile_without_a_key": default.compile}
     return row | {
-        "starts": [start(size, vocabulary, arguments, home) for _ in range(arguments.starts)]
+        "starts": [
+            start(size, vocabulary, arguments, home) for _ in range(arguments.starts)
+        ]
     }
 
 
@@ -239,7 +286,9 @@ def ratio(row: dict[str, Any], lane: Lane) -> tuple[float, float, float]:
         statistics.median(
             theirs / mine
             for theirs, mine in zip(
-                one["lanes"][lane.label]["wall"], one["lanes"][ours]["wall"], strict=True
+                one["lanes"][lane.label]["wall"],
+                one["lanes"][ours]["wall"],
+                strict=True,
             )
         )
         for one in row["starts"]
@@ -255,14 +304,19 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[8192, 32000])
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=PROGRAMS)
     parser.add_argument(
-        "--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"]
+        "--modes",
+        nargs="+",
+        default=["eager", "compiled"],
+        choices=["eager", "compiled"],
     )
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=2, help="of one turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--litgpt", default=None, help="folder that litgpt was installed into; default: without it"
+        "--litgpt",
+        default=None,
+        help="folder that litgpt was installed into; default: without it",
     )
     arguments = parser.parse_args()
     if not arguments.litgpt:
@@ -275,7 +329,9 @@ def main() -> None:
                 if "ours" in arguments.programs:
                     for lane in lanes_of(arguments.programs, arguments.modes):
                         ratios = "{:.2f} ({:.2f} to {:.2f})".format(*ratio(row, lane))
-                        print(f"{size}, {vocabulary:,}: {lane.label} {ratios}", flush=True)
+                        print(
+                            f"{size}, {vocabulary:,}: {lane.label} {ratios}", flush=True
+                        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ Step = Callable[
 
 
 def autocast(order: dict[str, Any]) -> torch.autocast:
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=order["plan"]["precision"] == "bf16")
+    return torch.autocast(
+        "cpu", dtype=torch.bfloat16, enabled=order["plan"]["precision"] == "bf16"
+    )
 
 
 class Turns:
@@ -86,7 +88,11 @@ def take_turns(step: Step, turns: Turns, profiled: bool) -> None:
             number += 1
         last = profiled and turn == order["turns"] - 1
         turns.end(
-            lambda: {"profile": profile_of(step, batch_of(0, order["vocabulary"]))} if last else {}  # noqa: B023
+            lambda: (
+                {"profile": profile_of(step, batch_of(0, order["vocabulary"]))}
+                if last
+                else {}
+            )  # noqa: B023
         )
 
 
@@ -111,10 +117,18 @@ def part_of(event: Any) -> str:
     while event := event.cpu_parent:
         callers.append(event.name)
     if any(
-        name in caller for caller in callers for name in ("blocked_attention", "scaled_dot_product")
+        name in caller
+        for caller in callers
+        for name in ("blocked_attention", "scaled_dot_product")
     ):
         return "attention"
-    if callers[0] in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"):
+    if callers[0] in (
+        "aten::mm",
+        "aten::addmm",
+        "aten::addmm_",
+        "aten::bmm",
+        "aten::baddbmm",
+    ):
         return "products"
     for part, names in PARTS.items():
         if any(name in caller for caller in callers for name in names):
@@ -125,10 +139,14 @@ def part_of(event: Any) -> str:
 
 
 def plain(
-    module: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], order: dict[str, Any]
+    module: nn.Module,
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    order: dict[str, Any],
 ) -> Step:
     """The loop that tutorials have, with torch's own defaults."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0
+    )
 
     def step(rows: torch.Tensor) -> float:
         with autocast(order):
@@ -162,7 +180,9 @@ def ours(model: Llama, order: dict[str, Any]) -> Step:
 
     def step(rows: torch.Tensor) -> float:
         batch = GlobalBatch([Batch(rows[:, :-1], rows[:, 1:])], ROWS * LENGTH)
-        return optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks).loss
+        return optimizer_step(
+            strategy, batch, 1.0, lambda loss: False, lambda: False, ranks
+        ).loss
 
     return step
 
@@ -198,7 +218,9 @@ def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
     forward = torch.compile(theirs) if order["compiled"] else theirs
     return plain(
         theirs,
-        lambda rows: chunked_cross_entropy(forward(rows[:, :-1]), rows[:, 1:], chunk_size=128),
+        lambda rows: chunked_cross_entropy(
+            forward(rows[:, :-1]), rows[:, 1:], chunk_size=128
+        ),
         order,
     )
 
@@ -206,7 +228,9 @@ def litgpt(model: Llama, config: LlamaConfig, order: dict[str, Any]) -> Step:
 def transformers_model(model: Llama, config: LlamaConfig) -> Any:
     import transformers
 
-    settings = transformers.LlamaConfig(**{**config_to_hf(config), "torch_dtype": "float32"})
+    settings = transformers.LlamaConfig(
+        **{**config_to_hf(config), "torch_dtype": "float32"}
+    )
     theirs = transformers.LlamaForCausalLM(settings)
     theirs.load_state_dict(model.state_dict())
     return theirs.train()
@@ -245,7 +269,9 @@ def trainer(theirs: Any, turns: Turns) -> None:
             losses.append(float(loss))
             return loss
 
-        def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler:
+        def _get_train_sampler(
+            self, train_dataset: Any = None
+        ) -> torch.utils.data.Sampler:
             return torch.utils.data.SequentialSampler(Rows())
 
     settings = transformers.TrainingArguments(
@@ -280,7 +306,14 @@ def main() -> None:
     torch.set_num_threads(order["threads"])
     hidden, inner, layers, heads, kv = SIZES[order["size"]]
     config = LlamaConfig(
-        order["vocabulary"], hidden, inner, layers, heads, kv, LENGTH, tie_word_embeddings=False
+        order["vocabulary"],
+        hidden,
+        inner,
+        layers,
+        heads,
+        kv,
+        LENGTH,
+        tie_word_embeddings=False,
     )
     torch.manual_seed(1)
     backend = order["plan"]["attention_backend"] if name == "ours" else "sdpa"

@@ -27,5 +27,7 @@ class AttentionBackend(Choice):
 ATTENTION_BACKENDS = {
     "sdpa": AttentionBackend("torch's scaled_dot_product_attention."),
     "blocked": AttentionBackend("plain matrix products.", has_dropout=False),
-    "flash2": AttentionBackend("flash-attn 2.", is_for_gpus=True, has_earlier_tokens=False),
+    "flash2": AttentionBackend(
+        "flash-attn 2.", is_for_gpus=True, has_earlier_tokens=False
+    ),
 }

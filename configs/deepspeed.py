@@ -114,7 +114,9 @@ def refuse_contradictions(
             problems.append(
                 f'{name}={value!r}, but {key} is {expected!r}; change one, or write "auto".'
             )
-        elif name == "zero_optimization.stage" and (type(value) is bool or value not in (1, 2, 3)):
+        elif name == "zero_optimization.stage" and (
+            type(value) is bool or value not in (1, 2, 3)
+        ):
             problems.append(
                 f"{name}={value!r} is not 1, 2 or 3; without ZeRO use train.parallel=ddp."
             )
@@ -129,7 +131,9 @@ def refuse_contradictions(
         )
 
 
-def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) -> JsonObject:
+def engine_settings(
+    train: TrainingConfig, micro_batch_size: int, workers: int
+) -> JsonObject:
     """Settings of DeepSpeed's engine.
 
     They are the run's own keys, and from train.deepspeed_config what these leave open.
@@ -151,7 +155,9 @@ def engine_settings(train: TrainingConfig, micro_batch_size: int, workers: int) 
     return {**settings, "zero_optimization": zero}
 
 
-def _sizes(train: TrainingConfig, micro_batch_size: int, workers: int) -> dict[str, int]:
+def _sizes(
+    train: TrainingConfig, micro_batch_size: int, workers: int
+) -> dict[str, int]:
     accumulation = train.global_batch_size // (micro_batch_size * workers)
     return {
         "train_micro_batch_size_per_gpu": micro_batch_size,

@@ -13,7 +13,9 @@ NO_SPACE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 # All control characters but tabs and line ends; characters that turn the direction of writing;
 # bytes of file names that are not UTF-8.
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def escaped(text: str) -> str:
@@ -284,7 +286,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def disk_full_as(what: str, kind: type[PipelineError] = PipelineError) -> Generator[None]:
+def disk_full_as(
+    what: str, kind: type[PipelineError] = PipelineError
+) -> Generator[None]:
     """Raise `kind`, which names `what`, if the disk is full while the block writes it."""
     try:
         yield

@@ -42,7 +42,9 @@ def section_of(annotation: Any, or_null: bool = False) -> type[BaseModel] | None
         or_null: also a section in whose place the key may be null.
     """
     if or_null and get_origin(annotation) is types.UnionType:
-        choices = [argument for argument in get_args(annotation) if argument is not type(None)]
+        choices = [
+            argument for argument in get_args(annotation) if argument is not type(None)
+        ]
         return section_of(choices[0]) if len(choices) == 1 else None
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -50,7 +52,9 @@ def section_of(annotation: Any, or_null: bool = False) -> type[BaseModel] | None
 
 
 @functools.cache
-def all_keys(section: type[BaseModel] = PipelineConfig, prefix: str = "") -> dict[str, bool]:
+def all_keys(
+    section: type[BaseModel] = PipelineConfig, prefix: str = ""
+) -> dict[str, bool]:
     """Every dotted key; True for a section."""
     keys: dict[str, bool] = {}
     for name, field in section.model_fields.items():
@@ -74,8 +78,14 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
     is_key = True
     allowed: Any = PipelineConfig
     for step in location:
-        of_null = [argument for argument in get_args(allowed) if argument is not type(None)]
-        if isinstance(step, int) and len(of_null) == 1 and get_origin(of_null[0]) is list:
+        of_null = [
+            argument for argument in get_args(allowed) if argument is not type(None)
+        ]
+        if (
+            isinstance(step, int)
+            and len(of_null) == 1
+            and get_origin(of_null[0]) is list
+        ):
             allowed = of_null[0]  # an entry of a list that may be null
         section = section_of(allowed, or_null=True)
         arguments = get_args(allowed)
@@ -84,7 +94,11 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
             if step not in section.model_fields:
                 return (*steps, step), tuple(key), None
             field = section.model_fields[step]
-            allowed = Annotated[field.annotation, field] if field.metadata else field.annotation
+            allowed = (
+                Annotated[field.annotation, field]
+                if field.metadata
+                else field.annotation
+            )
             if is_key:
                 key.append(step)
         elif get_origin(allowed) is list:
@@ -106,7 +120,8 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     arguments = get_args(allowed)
     if origin is Annotated:
         groups = [
-            rule.metadata if isinstance(rule, FieldInfo) else [rule] for rule in arguments[1:]
+            rule.metadata if isinstance(rule, FieldInfo) else [rule]
+            for rule in arguments[1:]
         ]
         return words(arguments[0], tuple(rule for group in groups for rule in group))
     if origin in (Union, types.UnionType):
@@ -116,7 +131,11 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
         is_one = len(choices) == 1
         return str(choices[0]) if is_one else "one of " + ", ".join(map(str, choices))
     if origin is list:
-        return "a list of sections" if section_of(arguments[0]) else "a list such as [a, b]"
+        return (
+            "a list of sections"
+            if section_of(arguments[0])
+            else "a list such as [a, b]"
+        )
     if section_of(allowed):
         return "a section with keys"
     if origin is dict:

@@ -44,7 +44,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     changed = [override.partition("=")[0].strip() for override in overrides]
     if _source_of(mapping) != source and "data" not in changed:
         names = {key.split(".")[1] for key in changed if key.startswith("data.")}
-        mapping = {**mapping, "data": of_new_source(cast("JsonObject", mapping["data"]), names)}
+        mapping = {
+            **mapping,
+            "data": of_new_source(cast("JsonObject", mapping["data"]), names),
+        }
     runtime = mapping.get("runtime")
     if runtime is None or (isinstance(runtime, dict) and "name" not in runtime):
         if re.fullmatch(RUN_NAME, file.stem):
@@ -136,7 +139,8 @@ def _checked(mapping: JsonObject, problems: list[str], origin: str) -> PipelineC
     if len(lines) > MOST_LINES:
         listed.append(f"and {len(lines) - MOST_LINES} more")
     raise ConfigError(
-        f"{origin} has {len(lines)} problems:\n" + "\n".join(f"  {line}" for line in listed)
+        f"{origin} has {len(lines)} problems:\n"
+        + "\n".join(f"  {line}" for line in listed)
     )
 
 
@@ -145,7 +149,9 @@ def _find(path: Path) -> Path:
         if path.exists():
             return path
     except OSError as error:  # for example the text of a file in place of its path
-        raise ConfigError(f"{shown(str(path))} is no path of a file: {error.strerror}.") from None
+        raise ConfigError(
+            f"{shown(str(path))} is no path of a file: {error.strerror}."
+        ) from None
     folder = Path(str(resources.files("infini_llama.configs")))
     packaged = folder / (path.name if path.suffix else f"{path.name}.yaml")
     if (
@@ -170,12 +176,16 @@ def _override(mapping: JsonObject, override: str, problems: list[str]) -> JsonOb
     key, equals, text = override.partition("=")
     steps = tuple(key.strip().split("."))
     if not equals or not all(steps):
-        problems.append(f"{shown(override)}: expected key=value, for example train.max_steps=100")
+        problems.append(
+            f"{shown(override)}: expected key=value, for example train.max_steps=100"
+        )
         return mapping
     _, _, allowed = place(steps)
     _, _, allowed_above = place(steps[:-1])
     if get_origin(allowed) is dict and get_origin(allowed_above) is not dict:
-        problems.append(f"{key.strip()}: name one variable, for example {key.strip()}.NAME=value")
+        problems.append(
+            f"{key.strip()}: name one variable, for example {key.strip()}.NAME=value"
+        )
         return mapping
     try:
         value = _text(text, allowed) if _holds_text(allowed) else parse_yaml(text)
@@ -201,7 +211,9 @@ def _with(mapping: JsonObject, steps: tuple[str, ...], value: JsonValue) -> Json
     if rest:
         below = mapping.get(first)
         if below is not None and not isinstance(below, dict):
-            raise ValueError(f"{first} holds a value of its own, so nothing can be set below it")
+            raise ValueError(
+                f"{first} holds a value of its own, so nothing can be set below it"
+            )
         value = _with(below or {}, tuple(rest), value)
     return {**mapping, first: value}
 
@@ -213,7 +225,11 @@ def _holds_text(allowed: Any) -> bool:
     if origin is Annotated:
         return _holds_text(arguments[0])
     if origin in (Union, types.UnionType):
-        return all(_holds_text(argument) for argument in arguments if argument is not type(None))
+        return all(
+            _holds_text(argument)
+            for argument in arguments
+            if argument is not type(None)
+        )
     if origin is Literal:
         return all(isinstance(choice, str) for choice in arguments)
     return allowed in (str, Path)

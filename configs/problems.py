@@ -103,7 +103,9 @@ def _with_empty_sections(settings: Settings, section: type[BaseModel]) -> Settin
         below = section_of(field.annotation)
         if below and name in result:
             value: Any = {} if result[name] is None else result[name]
-            result[name] = _with_empty_sections(value, below) if _is_mapping(value) else value
+            result[name] = (
+                _with_empty_sections(value, below) if _is_mapping(value) else value
+            )
     return result
 
 
@@ -117,7 +119,9 @@ def _hint(steps: Steps, value: Any) -> tuple[str, set[str]]:
         dotted = ".".join(steps)
         if dotted in all_keys():
             *parents, last = dotted.split(".")
-            return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {dotted}
+            return f"in a file write it as '{last}' below '{' and '.join(parents)}'", {
+                dotted
+            }
         similar = other_names.nearest(steps, _is_mapping(value))
         if similar:
             return f"did you mean {' or '.join(similar)}?", set(similar)
@@ -165,7 +169,9 @@ def reasons_of(error: ErrorDetails) -> tuple[str, ...]:
     return (error["msg"],)
 
 
-def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[str], str]]:
+def _rules(
+    error: ErrorDetails, fields: tuple[str, ...]
+) -> Iterator[tuple[set[str], str]]:
     """Failed rules between keys.
 
     Yields:
@@ -174,15 +180,21 @@ def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[s
     section = _dotted(error["loc"])
     every_key = all_keys()
     of_section = [
-        key.removeprefix(f"{section}.") for key in every_key if key.startswith(f"{section}.")
+        key.removeprefix(f"{section}.")
+        for key in every_key
+        if key.startswith(f"{section}.")
     ]
     for rule in reasons_of(error):
         if of_section:
             rule = re.sub(
-                rf"(?<![\w.])({'|'.join(map(re.escape, of_section))})(?==)", rf"{section}.\1", rule
+                rf"(?<![\w.])({'|'.join(map(re.escape, of_section))})(?==)",
+                rf"{section}.\1",
+                rule,
             )
         named = {
-            name for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule) if name in every_key
+            name
+            for name in re.findall(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+", rule)
+            if name in every_key
         }
         if section and not named:
             rule = f"{section}: {rule}"
@@ -190,7 +202,9 @@ def _rules(error: ErrorDetails, fields: tuple[str, ...]) -> Iterator[tuple[set[s
 
 
 def _any_within(names: set[str], wrong: set[str]) -> bool:
-    return any(name == bad or name.startswith(f"{bad}.") for name in names for bad in wrong)
+    return any(
+        name == bad or name.startswith(f"{bad}.") for name in names for bad in wrong
+    )
 
 
 def _without(settings: Any, steps: Steps) -> Any:
@@ -208,7 +222,9 @@ def _without(settings: Any, steps: Steps) -> Any:
 
 def _dotted(steps: Steps) -> str:
     return ".".join(
-        step if isinstance(step, str) and re.fullmatch(r"[\w.-]{1,80}", step) else shown(step)
+        step
+        if isinstance(step, str) and re.fullmatch(r"[\w.-]{1,80}", step)
+        else shown(step)
         for step in steps
     )
 

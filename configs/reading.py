@@ -60,7 +60,9 @@ def _values(node: yaml.Node, counted: dict[int, int]) -> int:
     Nine lines of nine aliases each are 387 million.
     """
     if id(node) not in counted:
-        counted[id(node)] = 0  # an alias that contains itself is refused where it is constructed
+        counted[id(node)] = (
+            0  # an alias that contains itself is refused where it is constructed
+        )
         inner: Any = node.value if isinstance(node, yaml.CollectionNode) else ()
         values = 1
         for entry in inner:
@@ -82,10 +84,13 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> JsonObject:
             raise _fault("a key must be a plain word", key_node.start_mark)
         if key_node.value == "<<":
             raise _fault(
-                "merge keys (<<) are not part of YAML 1.2; write the keys out", key_node.start_mark
+                "merge keys (<<) are not part of YAML 1.2; write the keys out",
+                key_node.start_mark,
             )
         if key_node.value in mapping:
-            raise _fault(f"the key '{key_node.value}' is there twice", key_node.start_mark)
+            raise _fault(
+                f"the key '{key_node.value}' is there twice", key_node.start_mark
+            )
         mapping[key_node.value] = loader.construct_object(value_node, deep=True)
     return mapping
 
@@ -121,7 +126,9 @@ for _kind, _pattern in {
         r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
     ),
 }.items():
-    _StrictLoader.add_implicit_resolver(TAG + _kind, re.compile(rf"^(?:{_pattern})$"), None)
+    _StrictLoader.add_implicit_resolver(
+        TAG + _kind, re.compile(rf"^(?:{_pattern})$"), None
+    )
 
 
 # Plain messages for PyYAML's errors, by how those begin.
@@ -158,7 +165,8 @@ def parse_yaml(text: str) -> JsonValue:
         mark = error.problem_mark or error.context_mark
         fault = str(error.problem or error.context)
         plain = next(
-            (words for begin, words in PLAIN_WORDS.items() if fault.startswith(begin)), fault
+            (words for begin, words in PLAIN_WORDS.items() if fault.startswith(begin)),
+            fault,
         )
         raise ValueError(f"line {mark.line + 1 if mark else '?'}: {plain}") from None
     except yaml.reader.ReaderError as error:
@@ -250,10 +258,14 @@ def read_mapping(file: Path) -> JsonObject:
     except ValueError as error:
         raise ConfigError(f"{file}, {error}.") from None
     if content is None:
-        raise ConfigError(f"{file} is empty; it needs sections such as data, model and train.")
+        raise ConfigError(
+            f"{file} is empty; it needs sections such as data, model and train."
+        )
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else "a single value"
-        raise ConfigError(f"{file} contains {kind}, not sections such as data, model and train.")
+        raise ConfigError(
+            f"{file} contains {kind}, not sections such as data, model and train."
+        )
     return content
 
 

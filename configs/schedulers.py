@@ -87,8 +87,12 @@ def with_scheduler(
 
 def unfitting(fault: ValidationError) -> ConfigError:
     """The error for a configuration that is valid without the scheduler's variables."""
-    reasons = "; ".join(reason for error in fault.errors() for reason in reasons_of(error))
-    return ConfigError(f"the scheduler's variables do not fit the configuration: {reasons}.")
+    reasons = "; ".join(
+        reason for error in fault.errors() for reason in reasons_of(error)
+    )
+    return ConfigError(
+        f"the scheduler's variables do not fit the configuration: {reasons}."
+    )
 
 
 def refuse_several_on_a_node(variables: Mapping[str, str]) -> None:
@@ -104,7 +108,9 @@ def refuse_several_on_a_node(variables: Mapping[str, str]) -> None:
     for name, launcher in LOCAL_PROCESSES.items():
         processes = number_in(variables, (name,)) or 1
         if processes > 1:
-            started = f"{launcher} has started this command {processes} times here ({name})"
+            started = (
+                f"{launcher} has started this command {processes} times here ({name})"
+            )
             raise ConfigError(f"{started}; {START_ONCE}, without {launcher}.")
 
 
@@ -124,5 +130,7 @@ def number_in(variables: Mapping[str, str], names: tuple[str, ...]) -> int | Non
         return None
     value = variables[name]
     if not value.isdecimal():
-        raise ConfigError(f"{name}={value} is not a number; the scheduler sets it, or unset it.")
+        raise ConfigError(
+            f"{name}={value} is not a number; the scheduler sets it, or unset it."
+        )
     return int(value)

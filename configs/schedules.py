@@ -60,7 +60,9 @@ SCHEDULES = {
     # Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5, one period.
     "cosine": Schedule(
         description="half a wave of a cosine.",
-        factor=lambda at: at.low + (1 - at.low) * 0.5 * (1 + math.cos(math.pi * at.progress)),
+        factor=lambda at: (
+            at.low + (1 - at.low) * 0.5 * (1 + math.cos(math.pi * at.progress))
+        ),
     ),
     "linear": Schedule(
         description="a straight line.",

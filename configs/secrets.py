@@ -57,7 +57,11 @@ def withheld(config: "PipelineConfig") -> Generator["PipelineConfig"]:
     Inside, `restored` adds them again.
     """
     secrets = _secrets(config.environment.env)
-    shown = {name: value for name, value in config.environment.env.items() if name not in secrets}
+    shown = {
+        name: value
+        for name, value in config.environment.env.items()
+        if name not in secrets
+    }
     _withheld.update(secrets)
     try:
         yield _with_variables(config, shown)
@@ -70,7 +74,9 @@ def restored(config: "PipelineConfig") -> "PipelineConfig":
     return _with_variables(config, config.environment.env | _withheld)
 
 
-def with_blocks(config: "PipelineConfig", read: Callable[[str], str]) -> "PipelineConfig":
+def with_blocks(
+    config: "PipelineConfig", read: Callable[[str], str]
+) -> "PipelineConfig":
     """The configuration with the values of the Secret blocks that `environment.env` names.
 
     Args:
@@ -121,7 +127,9 @@ def refuse_secrets(config: "PipelineConfig") -> None:
     Raises:
         ConfigError: there are secrets in `environment.env`, or a password in a URL.
     """
-    for key, value in dotted(config.model_dump(mode="json", include={"data", "storage"})).items():
+    for key, value in dotted(
+        config.model_dump(mode="json", include={"data", "storage"})
+    ).items():
         if PASSWORD.search(str(value)):
             raise ConfigError(
                 f"{key}: a URL contains a password, and Prefect's server stores the parameters of "
@@ -150,4 +158,6 @@ def _secrets(variables: dict[str, str]) -> dict[str, str]:
 
 def _is_shown(name: str) -> bool:
     """Whether the variable is known to hold no secret."""
-    return bool(NAMES.fullmatch(name) or (FAMILIES.fullmatch(name) and not SECRET.search(name)))
+    return bool(
+        NAMES.fullmatch(name) or (FAMILIES.fullmatch(name) and not SECRET.search(name))
+    )

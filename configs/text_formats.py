@@ -37,7 +37,9 @@ TEXT_FORMATS: dict[str, TextFormat] = {
         TextFormat("jsonl", ("jsonl", "ndjson"), "json_texts"),
         TextFormat("csv", ("csv",), "delimited", holds_lock=True),
         TextFormat("tsv", ("tsv",), "delimited", holds_lock=True),
-        TextFormat("parquet", ("parquet",), "columnar", is_binary=True, begins_with=(b"PAR1",)),
+        TextFormat(
+            "parquet", ("parquet",), "columnar", is_binary=True, begins_with=(b"PAR1",)
+        ),
         TextFormat(
             name="arrow",
             endings=("arrow",),

@@ -45,7 +45,10 @@ def _in_section(section: AnySection, prefix: str) -> AnySection:
         if isinstance(value, Section):
             filled = _in_section(value, f"{key}.")
         elif is_list(value) and value and isinstance(value[0], Section):
-            filled = [_in_section(entry, f"{key}.{place}.") for place, entry in enumerate(value)]
+            filled = [
+                _in_section(entry, f"{key}.{place}.")
+                for place, entry in enumerate(value)
+            ]
         elif has_paths(field) and name in section.model_fields_set:
             filled = _filled(value, key)
         else:

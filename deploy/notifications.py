@@ -11,7 +11,13 @@ import sys
 
 from prefect.blocks.webhook import Webhook
 from prefect.client.orchestration import get_client
-from prefect.events import AutomationCore, CallWebhook, EventTrigger, Posture, ResourceSpecification
+from prefect.events import (
+    AutomationCore,
+    CallWebhook,
+    EventTrigger,
+    Posture,
+    ResourceSpecification,
+)
 from prefect.settings import get_current_settings
 
 NAME = "infini-llama-notifications"
@@ -32,7 +38,10 @@ def notify(address: str) -> None:
             match_related=ResourceSpecification(
                 {"prefect.resource.id": "prefect.tag.infini-llama"}
             ),
-            expect={f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Crashed")},
+            expect={
+                f"prefect.flow-run.{state}"
+                for state in ("Completed", "Failed", "Crashed")
+            },
             for_each={"prefect.resource.id"},
             posture=Posture.Reactive,
             threshold=1,

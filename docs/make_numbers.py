@@ -22,7 +22,11 @@ from infini_llama.tasks.records.plan import Precision
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 SIZES = ("cpu", "gpu", "tiny_20m", "small", "medium", "large", "xl", "3b", "6b", "7b")
-PAGES = [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    RESULTS / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 MARKED = re.compile(r"(<!-- (table|number): (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -50,9 +54,7 @@ def stored(summary: dict[str, float], digits: int = 2) -> str:
 def table(head: list[str], rows: Iterable[list[str]], script: str, *files: str) -> str:
     """A Markdown table with the line that names its script, its files and the machine that they were taken on."""
     machines = dict.fromkeys(machine(name) for name in files)
-    source = (
-        f"`benchmarks/{script}` → {', '.join(f'`{name}`' for name in files)}; {'; '.join(machines)}"
-    )
+    source = f"`benchmarks/{script}` → {', '.join(f'`{name}`' for name in files)}; {'; '.join(machines)}"
     return f"{markdown(head, rows)}\n\n*{source}.*"
 
 
@@ -74,7 +76,11 @@ def machine(name: str) -> str:
             "platform": row.get("platform"),
             "cores": row.get("cores") or row.get("threads"),
         }
-        facts = facts if isinstance(facts, dict) else {"platform": facts, "cores": row["cores"]}
+        facts = (
+            facts
+            if isinstance(facts, dict)
+            else {"platform": facts, "cores": row["cores"]}
+        )
         cpu = facts.get("cpu") or facts.get("processor") or row.get("processor")
         cpu = cpu["model"] if isinstance(cpu, dict) else cpu
         load: Any = facts.get("load_at_the_end") or facts.get("load") or row.get("load")
@@ -83,11 +89,15 @@ def machine(name: str) -> str:
         loads += [load] if load else []
         platform = str(facts["platform"]).partition("-with")[0]
         known |= dict.fromkeys(
-            filter(None, [cpu, facts.get("cores") and f"{facts['cores']} cores", platform])
+            filter(
+                None, [cpu, facts.get("cores") and f"{facts['cores']} cores", platform]
+            )
         )
     lowest, highest = (f"{end(loads):.1f}" if loads else "" for end in (min, max))
     load_range = (
-        [f"load {lowest}" + (f" to {highest}" if highest != lowest else "")] if loads else []
+        [f"load {lowest}" + (f" to {highest}" if highest != lowest else "")]
+        if loads
+        else []
     )
     return ", ".join([*known, *load_range])
 
@@ -130,17 +140,27 @@ def training_eager() -> str:
         for allocator in ("as shipped", "our allocator")
     ]
     cells = [
-        [f"{row['processor']}; {row['size']}, {row['vocabulary']:,}", training_speed(row)]
+        [
+            f"{row['processor']}; {row['size']}, {row['vocabulary']:,}",
+            training_speed(row),
+        ]
         + [
-            "{:.2f} ({:.2f} to {:.2f})".format(*training_ratio(row, "eager", peer, allocator))
+            "{:.2f} ({:.2f} to {:.2f})".format(
+                *training_ratio(row, "eager", peer, allocator)
+            )
             for peer, allocator in peers
         ]
         for row in rows
     ]
     peers_of = [
-        f"{'Trainer' if peer == 'trainer' else peer}, {allocator}" for peer, allocator in peers
+        f"{'Trainer' if peer == 'trainer' else peer}, {allocator}"
+        for peer, allocator in peers
     ]
-    head = ["processor; model, vocabulary", "infini-llama: tokens per second", *peers_of]
+    head = [
+        "processor; model, vocabulary",
+        "infini-llama: tokens per second",
+        *peers_of,
+    ]
     return table(head, cells, "training.py", "training.json")
 
 
@@ -162,13 +182,19 @@ def training_ratios(mode: str, peer: str, allocator: str) -> str:
 
 def compiled_steps() -> str:
     """Time of our eager step over our compiled one in the same round, without AMX: the lowest and highest median of a start."""
-    rows = [row for row in result("training.json")["rows"] if not row["processor"].endswith("AMX")]
+    rows = [
+        row
+        for row in result("training.json")["rows"]
+        if not row["processor"].endswith("AMX")
+    ]
     starts = [start["lanes"] for row in rows for start in row["starts"]]
     found = [
         median(
             eager / compiled
             for eager, compiled in zip(
-                lanes["ours, eager"]["wall"], lanes["ours, compiled"]["wall"], strict=True
+                lanes["ours, eager"]["wall"],
+                lanes["ours, compiled"]["wall"],
+                strict=True,
             )
         )
         for lanes in starts
@@ -179,7 +205,9 @@ def compiled_steps() -> str:
 
 def products_share() -> str:
     """Of the profiles of eager steps in fp32."""
-    starts = [start for row in result("training.json")["rows"] for start in row["starts"]]
+    starts = [
+        start for row in result("training.json")["rows"] for start in row["starts"]
+    ]
     profiles = [
         start["profiles"]
         for start in starts
@@ -203,16 +231,24 @@ def environment_settings() -> str:
     """Speed of the default plan over that of a plan with one other setting."""
     measured_rows = result("environment.json")["rows"]
     found = {
-        (row["processor"], row["vocabulary"]): row["tokens_per_second"] for row in measured_rows
+        (row["processor"], row["vocabulary"]): row["tokens_per_second"]
+        for row in measured_rows
     }
 
     def ratio(name: str, speeds: dict[str, list[float]]) -> str:
         pairs = zip(speeds["default"], speeds.get(name, ()), strict=False)
-        return spread(default / other for default, other in pairs) if name in speeds else ""
+        return (
+            spread(default / other for default, other in pairs)
+            if name in speeds
+            else ""
+        )
 
-    measured = [name for name in SETTINGS if any(name in speeds for speeds in found.values())]
+    measured = [
+        name for name in SETTINGS if any(name in speeds for speeds in found.values())
+    ]
     rows = [
-        [SETTINGS[name], *(ratio(name, speeds) for speeds in found.values())] for name in measured
+        [SETTINGS[name], *(ratio(name, speeds) for speeds in found.values())]
+        for name in measured
     ]
     head = [
         "instead",
@@ -262,7 +298,8 @@ def attention_backends() -> str:
 def attention_ratios(row: dict[str, Any], form: str) -> list[float]:
     """Time of sdpa over that of a form of `blocked`, round by round."""
     return [
-        sdpa / own for sdpa, own in zip(row["seconds"]["sdpa"], row["seconds"][form], strict=True)
+        sdpa / own
+        for sdpa, own in zip(row["seconds"]["sdpa"], row["seconds"][form], strict=True)
     ]
 
 
@@ -313,14 +350,18 @@ def chunked_loss() -> str:
     names = dict.fromkeys(name for found in runs.values() for name in found)
     rows = [[name, *(cell(found[name]) for found in runs.values())] for name in names]
     return table(
-        ["variant", *(f"vocabulary {name}" for name in runs)], rows, "loss.py", "loss.json"
+        ["variant", *(f"vocabulary {name}" for name in runs)],
+        rows,
+        "loss.py",
+        "loss.json",
     )
 
 
 def loss_memory() -> str:
     found = result("loss.json")["runs"]["32,000 fp32"]
     whole, chunks = (
-        median(run["bytes"] for run in found[name]) for name in ("all at once", "chunks of 1024")
+        median(run["bytes"] for run in found[name])
+        for name in ("all at once", "chunks of 1024")
     )
     return f"{whole / chunks:.0f}"
 
@@ -353,7 +394,8 @@ def preparation_rows(*files: str) -> list[list[str]]:
             runs = content["runs"][name]
             text = f"{CORPORA[file]}, {content['corpus_bytes'] / 1e6:,.0f} MB"
             seconds, cpu = (
-                spread(run[clock] for run in runs) for clock in ("work_seconds", "cpu_seconds")
+                spread(run[clock] for run in runs)
+                for clock in ("work_seconds", "cpu_seconds")
             )
             peak = f"{median(run['peak_megabytes'] for run in runs):,.0f}"
             rows.append([text, PROGRAMS[name], seconds, cpu, peak])
@@ -380,7 +422,9 @@ def preparation_small() -> str:
 
 def preparation_kinds() -> str:
     files = ("preparation-dictionary.json", "preparation-long.json")
-    return table(PREPARATION_HEAD, preparation_rows(*files), "preparation.py --kind", *files)
+    return table(
+        PREPARATION_HEAD, preparation_rows(*files), "preparation.py --kind", *files
+    )
 
 
 def preparation_ratio(file: str, field: str) -> str:
@@ -394,13 +438,17 @@ def default_ratio(program: str) -> str:
     """Time of a program with a given tokenizer over ours, which learns one, within each round."""
     runs = result("preparation-default.json")["runs"]
     pairs = zip(runs[program], runs["ours, default"], strict=True)
-    return spread(theirs["work_seconds"] / ours["work_seconds"] for theirs, ours in pairs)
+    return spread(
+        theirs["work_seconds"] / ours["work_seconds"] for theirs, ours in pairs
+    )
 
 
 def surveys() -> str:
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for run in result("survey.json")["runs"]:
-        found.setdefault((run["documents"] // 1000 * 1000, run["files"]), {})[run["what"]] = run
+        found.setdefault((run["documents"] // 1000 * 1000, run["files"]), {})[
+            run["what"]
+        ] = run
     rows = [
         [f"{documents:,}", f"{files:,}", f"{runs['first']['bytes'] / 1e6:,.1f}"]
         + [f"{runs[what]['cpu_seconds']:.1f}" for what in ("first", "again", "added")]
@@ -421,7 +469,10 @@ def surveys() -> str:
 
 def reading() -> str:
     runs = result("reader.json")["runs"]
-    kinds = {"read": "ns per token, random batches", "best_fit": "ns per document, packing"}
+    kinds = {
+        "read": "ns per token, random batches",
+        "best_fit": "ns per document, packing",
+    }
     rows = [
         [
             kinds[kind],
@@ -473,13 +524,18 @@ def interruptions() -> str:
         "SIGTERM to the committed checkpoint": ("SIGTERM", "committed"),
         "SIGTERM to the exit of the command": ("SIGTERM", "ended"),
         "SIGSTOP of a rank to its detection": ("SIGSTOP", "named"),
-        "SIGSTOP of a rank to the first step of the next attempt": ("SIGSTOP", "goes_on"),
+        "SIGSTOP of a rank to the first step of the next attempt": (
+            "SIGSTOP",
+            "goes_on",
+        ),
     }
     rows = [
         [label, spread((run[key] for run in seconds[name]), 1)]
         for label, (name, key) in measured.items()
     ]
-    return table(["from … to …", "seconds"], rows, "interruptions.py", "interruptions.json")
+    return table(
+        ["from … to …", "seconds"], rows, "interruptions.py", "interruptions.json"
+    )
 
 
 def overheads() -> str:
@@ -525,21 +581,32 @@ def orchestration() -> str:
         "run --no-prefect": "`run --no-prefect`",
         "run": "`run`, server running",
     }
-    fields = {"first_step": "to the first step", "total": "to the end", "cpu": "CPU seconds"}
+    fields = {
+        "first_step": "to the first step",
+        "total": "to the end",
+        "cpu": "CPU seconds",
+    }
     rows = [
         [label, *(spread((run[field] for run in found[name]), 1) for field in fields)]
         for name, label in labels.items()
     ]
-    return table(["command", *fields.values()], rows, "orchestration.py", "orchestration.json")
+    return table(
+        ["command", *fields.values()], rows, "orchestration.py", "orchestration.json"
+    )
 
 
 def orchestration_finished() -> str:
     found = result("orchestration-finished.json")["seconds"]
     names = ("import prefect.main", "run --no-prefect", "run")
-    rows = [[f"`{name}`", spread((run["cpu"] for run in found[name]), 1)] for name in names]
+    rows = [
+        [f"`{name}`", spread((run["cpu"] for run in found[name]), 1)] for name in names
+    ]
     script = "orchestration.py --finished"
     return table(
-        ["finished run requested again", "CPU seconds"], rows, script, "orchestration-finished.json"
+        ["finished run requested again", "CPU seconds"],
+        rows,
+        script,
+        "orchestration-finished.json",
     )
 
 
@@ -547,7 +614,8 @@ def context_parallel() -> str:
     def cell(row: dict[str, Any]) -> list[str]:
         fields = (("megabytes", 0), ("seconds", 1))
         summary = [
-            (row[name], row[f"{name}_from"], row[f"{name}_to"], digits) for name, digits in fields
+            (row[name], row[f"{name}_from"], row[f"{name}_to"], digits)
+            for name, digits in fields
         ]
         return [
             f"{value:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
@@ -565,7 +633,9 @@ def context_parallel() -> str:
 def context_parallel_peak(workers: int) -> str:
     rows = result("context_parallel.json")["rows"]
     (row,) = (
-        row for row in rows if (row["update"], row["context_parallel"]) == ("linear", workers)
+        row
+        for row in rows
+        if (row["update"], row["context_parallel"]) == ("linear", workers)
     )
     return f"{row['megabytes']:,.0f}"
 
@@ -593,7 +663,10 @@ def many_shards() -> str:
     }
     rows = [
         [f"{row['shards']:,}", f"{row['manifest_bytes'] / 1e6:.1f}"]
-        + [f"{row[field]:.4f}" if row[field] < 0.1 else f"{row[field]:.1f}" for field in fields]
+        + [
+            f"{row[field]:.4f}" if row[field] < 0.1 else f"{row[field]:.1f}"
+            for field in fields
+        ]
         + [f"{row['peak_memory_bytes'] / 1e9:.2f}"]
         for row in result("scaling.json")["measured"]
     ]
@@ -650,7 +723,9 @@ def memory_by_preset() -> str:
             ("full", "fsdp", 8),
         ):
             train = {"activation_checkpointing": recompute, "parallel": strategy}
-            changed = found.model_copy(update={"train": found.train.model_copy(update=train)})
+            changed = found.model_copy(
+                update={"train": found.train.model_copy(update=train)}
+            )
             cells.append(gigabytes(changed, processes))
         rows.append([f"`{name}`", *cells])
     checkpointing = "`train.activation_checkpointing=full`"
@@ -664,7 +739,9 @@ def memory_by_preset() -> str:
 
 
 def streaming_resident(tokens: int) -> str:
-    (row,) = (row for row in result("streaming.json")["reports"] if row["tokens"] == tokens)
+    (row,) = (
+        row for row in result("streaming.json")["reports"] if row["tokens"] == tokens
+    )
     return f"{row['resident'] / 1e6:.0f}"
 
 
@@ -674,14 +751,23 @@ def recipes() -> str:
         counts = [f"{row[name]:,}" for name in ("parameters", "steps", "tokens")]
         losses = [f"{row['validation_loss']:.4f}", f"{row['bits_per_byte']:.3f}"]
         rows.append([f"`configs/{row['config']}.yaml`", *counts, *losses])
-    head = ["configuration", "parameters", "steps", "tokens", "validation loss", "bits per byte"]
+    head = [
+        "configuration",
+        "parameters",
+        "steps",
+        "tokens",
+        "validation loss",
+        "bits per byte",
+    ]
     return markdown(head, rows)
 
 
 def million_found() -> str:
     found = [row["found"][-1] for row in result("memory_passkey.json")["results"]]
     numbers = sum(cell["numbers"] for cell in found)
-    return f"{sum(round(cell['whole'] * cell['numbers']) for cell in found)} of {numbers}"
+    return (
+        f"{sum(round(cell['whole'] * cell['numbers']) for cell in found)} of {numbers}"
+    )
 
 
 def control_range(name: str) -> str:
@@ -696,13 +782,19 @@ def control_range(name: str) -> str:
 
 
 def passkey_seconds() -> str:
-    found = sorted(row["cpu_seconds"] for row in result("memory_passkey.json")["results"])
+    found = sorted(
+        row["cpu_seconds"] for row in result("memory_passkey.json")["results"]
+    )
     return f"{found[0]:.0f} to {found[-1]:.0f}"
 
 
 def text_time() -> str:
     """Training time of the model with a memory over that of local attention, of the same seed and bytes."""
-    rows = [row for row in result("memory_text.json")["results"] if row["recipe"]["steps"] == 1200]
+    rows = [
+        row
+        for row in result("memory_text.json")["results"]
+        if row["recipe"]["steps"] == 1200
+    ]
     seconds = {(row["model"], row["seed"]): row["cpu_seconds"] for row in rows}
     ratios = sorted(
         value / seconds["local", seed]
@@ -723,11 +815,18 @@ def recall() -> str:
         by_variant.setdefault(row["variant"], []).append(row)
     rows = []
     for variant, seeds in by_variant.items():
-        off = [row["accuracy without memory"] for row in seeds if "accuracy without memory" in row]
+        off = [
+            row["accuracy without memory"]
+            for row in seeds
+            if "accuracy without memory" in row
+        ]
         rows.append(
             [
                 variant,
-                *(cell([row["accuracy"][length] for row in seeds]) for length in ("4", "32")),
+                *(
+                    cell([row["accuracy"][length] for row in seeds])
+                    for length in ("4", "32")
+                ),
                 cell(off),
             ]
         )
@@ -746,7 +845,10 @@ def cost_by_length() -> str:
     rows = [
         [
             name,
-            *(f"{1e6 * median(run['seconds'] for run in found[str(n)]) / n:,.0f}" for n in lengths),
+            *(
+                f"{1e6 * median(run['seconds'] for run in found[str(n)]) / n:,.0f}"
+                for n in lengths
+            ),
         ]
         for name, found in runs.items()
         if not name.endswith("gradient cut")
@@ -763,13 +865,19 @@ def console() -> str:
     """What `infini-llama run configs/tiny.yaml` prints, without speeds, most steps, the dataset's key and folders."""
     (row,) = (row for row in result("recipes.json")["rows"] if row["config"] == "tiny")
     printed = [
-        re.sub(r"(?<=stdlib-)[0-9a-f]{12}", "…", line).replace(" workspace/", " …/workspace/")
+        re.sub(r"(?<=stdlib-)[0-9a-f]{12}", "…", line).replace(
+            " workspace/", " …/workspace/"
+        )
         for line in row["console_without_speed"]
     ]
-    lines = [line for line in printed if not re.match(r"train +(step|checkpoint)", line)]
+    lines = [
+        line for line in printed if not re.match(r"train +(step|checkpoint)", line)
+    ]
     steps = [line for line in printed if re.match(r"train +(step|checkpoint)", line)]
     last = next(place for place, line in enumerate(lines) if line.startswith("run "))
-    return "\n".join(["```text", *lines[:last], steps[0], "…", *steps[-2:], *lines[last:], "```"])
+    return "\n".join(
+        ["```text", *lines[:last], steps[0], "…", *steps[-2:], *lines[last:], "```"]
+    )
 
 
 def all_of(name: str, field: str) -> str:
@@ -793,8 +901,12 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "trainer_same": lambda: training_ratios("eager", "trainer", "our allocator"),
     "litgpt_shipped": lambda: training_ratios("eager", "litgpt", "as shipped"),
     "litgpt_same": lambda: training_ratios("eager", "litgpt", "our allocator"),
-    "trainer_compiled_shipped": lambda: training_ratios("compiled", "trainer", "as shipped"),
-    "litgpt_compiled_shipped": lambda: training_ratios("compiled", "litgpt", "as shipped"),
+    "trainer_compiled_shipped": lambda: training_ratios(
+        "compiled", "trainer", "as shipped"
+    ),
+    "litgpt_compiled_shipped": lambda: training_ratios(
+        "compiled", "litgpt", "as shipped"
+    ),
     "trainer_compiled": lambda: training_ratios("compiled", "trainer", "our allocator"),
     "litgpt_compiled": lambda: training_ratios("compiled", "litgpt", "our allocator"),
     "blocked_fp32": lambda: blocked_range("fp32"),
@@ -815,7 +927,9 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "state_bytes": lambda: f"{result('streaming.json')['reports'][0]['state']:,}",
     "resident_10k": lambda: streaming_resident(10_000),
     "resident_1m": lambda: streaming_resident(1_000_000),
-    "shards_read": lambda: f"{result('scaling.json')['measured'][-1]['read_manifest_seconds']:.0f}",
+    "shards_read": lambda: (
+        f"{result('scaling.json')['measured'][-1]['read_manifest_seconds']:.0f}"
+    ),
     "shards_verify": lambda: (
         f"{result('scaling.json')['measured'][-1]['verify_quick_seconds']:.0f}"
     ),
@@ -848,4 +962,6 @@ def with_numbers(page: str) -> str:
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(with_numbers(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(
+            with_numbers(path.read_text(encoding="utf-8")), encoding="utf-8"
+        )

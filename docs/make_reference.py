@@ -16,7 +16,12 @@ from infini_llama.configs.errors import ENDINGS
 from infini_llama.configs.keys import section_of, words
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.text_formats import DOCUMENT_ENDINGS, RECORD_ENDINGS
-from infini_llama.tasks.records.metrics import StepLine, TrainLine, ValidationLine, metrics_of
+from infini_llama.tasks.records.metrics import (
+    StepLine,
+    TrainLine,
+    ValidationLine,
+    metrics_of,
+)
 
 TARGET = Path(__file__).with_name("configuration.md")
 RESUME = Path(__file__).with_name("resume.md")
@@ -71,18 +76,23 @@ def reference() -> str:
     """The page, whatever home folder this machine has."""
     os.environ.pop("INFINI_LLAMA_HOME", None)
     sections = "".join(
-        section(name, field.annotation) for name, field in PipelineConfig.model_fields.items()
+        section(name, field.annotation)
+        for name, field in PipelineConfig.model_fields.items()
     )
     legend = LEGEND if "| resume |" in sections else ""
     return (
-        HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n") + "\n" + sections + FOOT
+        HEAD.replace("{legend}\n", legend and f"{legend}\n").rstrip("\n")
+        + "\n"
+        + sections
+        + FOOT
     )
 
 
 def with_exit_codes(page: str) -> str:
     """The page with the table of `ENDINGS` between its marks."""
     lines = [
-        f"| {ending.cause} | {code:d} | {ending.action} |\n" for code, ending in ENDINGS.items()
+        f"| {ending.cause} | {code:d} | {ending.action} |\n"
+        for code, ending in ENDINGS.items()
     ]
     table = "| cause | exit code | action |\n|---|---|---|\n" + "".join(lines)
     table = table.replace("Rolled back", "[Rolled back](#non-finite-losses-and-spikes)")
@@ -101,7 +111,10 @@ def with_formats(page: str) -> str:
 
 def with_metrics(page: str, name: str, line: type[StepLine]) -> str:
     """The page with the table of a line's metrics between its marks."""
-    rows = [f"| `{name}` | {metric.meaning} |\n" for name, metric in metrics_of(line).items()]
+    rows = [
+        f"| `{name}` | {metric.meaning} |\n"
+        for name, metric in metrics_of(line).items()
+    ]
     return with_table(page, name, "| field | meaning |\n|---|---|\n" + "".join(rows))
 
 
@@ -134,7 +147,11 @@ def section(path: str, holder: Any, parent: Any = None) -> str:
         if section_of(field.annotation) is None
     }
     inner = {name: entry(field.annotation) for name, field in described_here.items()}
-    sections = (section(f"{path}.{name}", below, holder) for name, below in inner.items() if below)
+    sections = (
+        section(f"{path}.{name}", below, holder)
+        for name, below in inner.items()
+        if below
+    )
     return f"{described}\n{table(fields)}{''.join(sections)}"
 
 
@@ -150,7 +167,10 @@ def table(fields: dict[str, Any]) -> str:
         for name, field in fields.items()
     ]
     if "resume" in names:
-        rows = [[*row, resume(field)] for row, field in zip(rows, fields.values(), strict=True)]
+        rows = [
+            [*row, resume(field)]
+            for row, field in zip(rows, fields.values(), strict=True)
+        ]
     lines = [names, ["---"] * len(names), *rows]
     written = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return f'\n<div class="reference" markdown="1">\n\n{written}\n</div>\n'  # site.css lays it out for a phone
@@ -160,12 +180,16 @@ def entry(annotation: Any) -> type[BaseModel] | None:
     """The section that a key holds, or that the items of its list are, or that it may hold."""
     if below := section_of(annotation):
         return below
-    return next((below for argument in get_args(annotation) if (below := entry(argument))), None)
+    return next(
+        (below for argument in get_args(annotation) if (below := entry(argument))), None
+    )
 
 
 def kind(field: Any) -> str:
     """The values that a key accepts."""
-    accepted = words(Annotated[field.annotation, field] if field.metadata else field.annotation)
+    accepted = words(
+        Annotated[field.annotation, field] if field.metadata else field.annotation
+    )
     return plain(re.sub(r"(^| or )an? ", r"\1", accepted))
 
 
@@ -193,7 +217,9 @@ def plain(text: str) -> str:
 
 if __name__ == "__main__":
     TARGET.write_text(reference(), encoding="utf-8")
-    RESUME.write_text(with_exit_codes(RESUME.read_text(encoding="utf-8")), encoding="utf-8")
+    RESUME.write_text(
+        with_exit_codes(RESUME.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     DATA.write_text(with_formats(DATA.read_text(encoding="utf-8")), encoding="utf-8")
     metrics_page = with_metrics(METRICS.read_text(encoding="utf-8"), "steps", TrainLine)
     metrics_page = with_metrics(metrics_page, "validations", ValidationLine)

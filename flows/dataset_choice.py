@@ -21,10 +21,14 @@ from infini_llama.tasks.storage.dataset_files import REPAIR, verify_dataset
 
 # Keys that a resumed run may change: of the section, and of an entry of data.sources.
 MAY_CHANGE = {
-    name for name, policy in resume_policies(DataConfig).items() if policy is not Resume.FIXED
+    name
+    for name, policy in resume_policies(DataConfig).items()
+    if policy is not Resume.FIXED
 }
 MAY_CHANGE_OF_SOURCE = {
-    name for name, policy in resume_policies(SourceConfig).items() if policy is not Resume.FIXED
+    name
+    for name, policy in resume_policies(SourceConfig).items()
+    if policy is not Resume.FIXED
 }
 log = logging.getLogger("infini_llama.preprocess")
 
@@ -115,10 +119,18 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
             has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES)
             for table in dataset.row_tables
         )
-        kept = DatasetOfRun(dataset, record.config, is_finished=record.result is not None)
-    except (Damaged, ConfigError, ValidationError):  # the stages name and repair what is damaged
+        kept = DatasetOfRun(
+            dataset, record.config, is_finished=record.result is not None
+        )
+    except (
+        Damaged,
+        ConfigError,
+        ValidationError,
+    ):  # the stages name and repair what is damaged
         return None
-    return kept if is_whole and dataset.digest == record.lineage.dataset.digest else None
+    return (
+        kept if is_whole and dataset.digest == record.lineage.dataset.digest else None
+    )
 
 
 def require_dataset_of_run(config: PipelineConfig, repaired: DatasetRef) -> None:

@@ -78,7 +78,9 @@ class Deployment:
         runs, not of the one that deploys.
         """
         unset = set() if "home" in self.config.runtime.model_fields_set else {"home"}
-        config = self.config.model_dump(mode="json", exclude={"deployment": True, "runtime": unset})
+        config = self.config.model_dump(
+            mode="json", exclude={"deployment": True, "runtime": unset}
+        )
         parameters = {
             "config": config,
             "not_text": self.config.data.not_text,
@@ -89,9 +91,7 @@ class Deployment:
     def version(self) -> str:
         """Version of the program, and digests of the configuration and of its schedules."""
         schedules = self.config.deployment.model_dump(mode="json")["schedules"]
-        return (
-            f"{version('infini-llama')}+{_digest(self.parameters()['config'])}.{_digest(schedules)}"
-        )
+        return f"{version('infini-llama')}+{_digest(self.parameters()['config'])}.{_digest(schedules)}"
 
     def to_prefect(self) -> RunnerDeployment:
         """The deployment as Prefect takes it, without its schedules."""
@@ -106,7 +106,9 @@ class Deployment:
                 grace_period_seconds=int(PENDING_FOR.total_seconds()),
             )
         # Where this program is not installed, Python needs the path to find it.
-        python_path = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        python_path = {
+            name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ
+        }
         deployment = RunnerDeployment.from_flow(
             pretrain,
             self.name,
@@ -188,7 +190,9 @@ def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
     """
     from prefect.server.schemas.schedules import CronSchedule as PrefectsCron
 
-    what = f"deployment.schedules: cron={schedule.cron!r} of the schedule {schedule.name}"
+    what = (
+        f"deployment.schedules: cron={schedule.cron!r} of the schedule {schedule.name}"
+    )
     try:
         cron = PrefectsCron(cron=schedule.cron, timezone=schedule.timezone)
     except ValueError as error:
@@ -199,11 +203,15 @@ def _refuse_wrong_cron(schedule: ScheduleConfig) -> None:
     try:
         asyncio.run(cron.get_dates(1))
     except ValueError as error:
-        raise ConfigError(f"{what} is never due: no such date exists; change it.") from error
+        raise ConfigError(
+            f"{what} is never due: no such date exists; change it."
+        ) from error
 
 
 def deploy(
-    deployments: Sequence[Deployment], gpus: int | None = None, silent_for: timedelta = SILENT_FOR
+    deployments: Sequence[Deployment],
+    gpus: int | None = None,
+    silent_for: timedelta = SILENT_FOR,
 ) -> dict[str, Any]:
     """Bring the server of PREFECT_API_URL up to these configurations.
 
@@ -214,7 +222,9 @@ def deploy(
     Returns:
         {"deployments": names with the flow's before them, "work_pools", "limits", "automations"}.
     """
-    pools = sorted({deployment.config.deployment.work_pool for deployment in deployments})
+    pools = sorted(
+        {deployment.config.deployment.work_pool for deployment in deployments}
+    )
     pools = pools or [DeploymentConfig().work_pool]
     with get_client(sync_client=True) as client:
         for pool in pools:
@@ -334,7 +344,9 @@ def _write_automation(client: SyncPrefectClient, automation: AutomationCore) -> 
     # One that is the same is left alone: Prefect 3.9.1 resets what a rewritten automation watches.
     # No issue of Prefect's is known; PrefectHQ/prefect-operator#316 reports it.
     compared = ("description", "trigger", "actions")
-    if any(getattr(stored[0], field) != getattr(automation, field) for field in compared):
+    if any(
+        getattr(stored[0], field) != getattr(automation, field) for field in compared
+    ):
         client.update_automation(
             stored[0].id, automation.model_copy(update={"enabled": stored[0].enabled})
         )
@@ -353,9 +365,14 @@ def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
     else:
         deployment_id = stored.id
     stored_version = (stored.version if stored else "") or ""
-    same_schedules = stored_version.rpartition(".")[2] == deployment.version().rpartition(".")[2]
+    same_schedules = (
+        stored_version.rpartition(".")[2] == deployment.version().rpartition(".")[2]
+    )
     _write_schedules(
-        client, deployment_id, deployment.config.deployment.schedules, keep_active=same_schedules
+        client,
+        deployment_id,
+        deployment.config.deployment.schedules,
+        keep_active=same_schedules,
     )
     return current.full_name
 
@@ -381,7 +398,10 @@ def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
 
 
 def _write_schedules(
-    client: SyncPrefectClient, deployment: UUID, schedules: list[ScheduleConfig], keep_active: bool
+    client: SyncPrefectClient,
+    deployment: UUID,
+    schedules: list[ScheduleConfig],
+    keep_active: bool,
 ) -> None:
     """Make the deployment's schedules these, and no others.
 
@@ -390,7 +410,9 @@ def _write_schedules(
     Args:
         keep_active: a schedule that was switched on or off on the server stays so.
     """
-    stored = client.read_deployment_schedules(deployment)  # those made in the UI have no name
+    stored = client.read_deployment_schedules(
+        deployment
+    )  # those made in the UI have no name
     by_name = {schedule.slug: schedule for schedule in stored}
     for schedule in schedules:
         cron = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
@@ -403,7 +425,9 @@ def _write_schedules(
             continue
         active = old.active if keep_active else schedule.active
         if (old.schedule, old.active) != (cron, active):
-            client.update_deployment_schedule(deployment, old.id, active=active, schedule=cron)
+            client.update_deployment_schedule(
+                deployment, old.id, active=active, schedule=cron
+            )
     names = {schedule.name for schedule in schedules}
     for schedule in stored:
         if schedule.slug not in names:

@@ -136,7 +136,9 @@ def execution(home: Path) -> Iterator[None]:
         try:
             # See workarounds/suspension.py (Prefect 3.9.1, PrefectHQ/prefect#18653, open).
             with get_client(sync_client=True) as client:
-                end_tasks(client, UUID(run))  # the run may be cancelled, and not executed again
+                end_tasks(
+                    client, UUID(run)
+                )  # the run may be cancelled, and not executed again
                 confirm(client, client.read_flow_run(UUID(run)))
         except Exception as fault:
             log.warning(
@@ -152,7 +154,9 @@ def newest_scheduled(client: SyncPrefectClient, run: UUID) -> str:
     Each execution of a deployment's run has another: also after Retry, and after Resume, which the
     run's `run_count` does not count in Prefect 3.9.1. No issue upstream is known.
     """
-    scheduled = [state for state in client.read_flow_run_states(run) if state.is_scheduled()]
+    scheduled = [
+        state for state in client.read_flow_run_states(run) if state.is_scheduled()
+    ]
     if not scheduled:
         return ""
     return str(max(scheduled, key=lambda state: state.timestamp).id)
@@ -166,7 +170,9 @@ def end_tasks(client: SyncPrefectClient, run: UUID) -> None:
     """
     tasks = client.read_task_runs(
         flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
-        task_run_filter=TaskRunFilter.model_validate({"state": {"type": {"any_": UNFINISHED}}}),
+        task_run_filter=TaskRunFilter.model_validate(
+            {"state": {"type": {"any_": UNFINISHED}}}
+        ),
     )
     for task in tasks:
         message = "This execution is over: the flow run was suspended, or its process was killed."
@@ -201,7 +207,9 @@ def _stopped_if_deleted(run: UUID) -> Iterator[None]:
         # With Prefect's settings, which name the server.
         watch = contextvars.copy_context().run
         arguments = (_watch, run, ended)
-        threading.Thread(target=watch, args=arguments, name="deletion", daemon=True).start()
+        threading.Thread(
+            target=watch, args=arguments, name="deletion", daemon=True
+        ).start()
     try:
         yield
     finally:

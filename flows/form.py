@@ -84,7 +84,9 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
     return parse_config(settings)
 
 
-def _with_short_keys(changes: dict[str, Any], deployed: dict[str, Any]) -> dict[str, Any]:
+def _with_short_keys(
+    changes: dict[str, Any], deployed: dict[str, Any]
+) -> dict[str, Any]:
     """The changes with the keys of `SHORT` in the first section alone.
 
     For example, {"data": {"files": …}} becomes {"files": …}.
@@ -97,7 +99,9 @@ def _with_short_keys(changes: dict[str, Any], deployed: dict[str, Any]) -> dict[
         within = moved.get(section)
         if not isinstance(within, dict) or key not in within:
             continue
-        moved[section] = {other: value for other, value in within.items() if other != key}
+        moved[section] = {
+            other: value for other, value in within.items() if other != key
+        }
         if moved.get(name) not in (None, deployed[name], within[key]):
             raise ConfigError(
                 f"changes.{name}={moved[name]!r} and changes.{section}.{key}={within[key]!r} are "
@@ -116,7 +120,9 @@ def _as_config(value: object) -> PipelineConfig:
 # Annotation of the flow's parameter `config`: a configuration, or its JSON, which is checked as a
 # file is. It has no schema of its own: Prefect 3.9.1 would make it in every run, and no page shows
 # it. No issue upstream is known.
-AS_CONFIG = GetPydanticSchema(lambda *_: core_schema.no_info_plain_validator_function(_as_config))
+AS_CONFIG = GetPydanticSchema(
+    lambda *_: core_schema.no_info_plain_validator_function(_as_config)
+)
 
 
 class ChangesForm:
@@ -131,18 +137,26 @@ class ChangesForm:
 
     def __init__(self, deployed: PipelineConfig | None = None) -> None:
         self.deployed = (
-            {} if deployed is None else deployed.model_dump(mode="json", exclude={"deployment"})
+            {}
+            if deployed is None
+            else deployed.model_dump(mode="json", exclude={"deployment"})
         )
 
-    def __get_pydantic_json_schema__(self, _: object, handler: GetJsonSchemaHandler) -> Schema:
+    def __get_pydantic_json_schema__(
+        self, _: object, handler: GetJsonSchemaHandler
+    ) -> Schema:
         config_schema = handler(PipelineConfig.__pydantic_core_schema__)
         whole = handler.resolve_ref_schema(config_schema)["properties"]
-        sections = {name: handler.resolve_ref_schema(part) for name, part in whole.items()}
+        sections = {
+            name: handler.resolve_ref_schema(part) for name, part in whole.items()
+        }
         for name, section in sections.items():
             _fill(section, self.deployed.get(name, {}), handler)
         properties: dict[str, Schema] = {}
         for position, (name, (section, key)) in enumerate(SHORT.items()):
-            properties[name] = sections[section]["properties"].pop(key) | {"position": position}
+            properties[name] = sections[section]["properties"].pop(key) | {
+                "position": position
+            }
             # A form shows `properties` only, so that the key is in it once. Who writes it below its
             # section, as in a file, is not refused by the server.
             sections[section].setdefault("patternProperties", {})[f"^{key}$"] = True
@@ -151,10 +165,17 @@ class ChangesForm:
         )
         for position, (name, section) in enumerate(sections.items(), len(SHORT)):
             section["title"] = "Change"
-            folded = [{"type": "null", "title": "As deployed"}, {"$ref": whole[name]["$ref"]}]
+            folded = [
+                {"type": "null", "title": "As deployed"},
+                {"$ref": whole[name]["$ref"]},
+            ]
             words = {"title": name, "description": section.get("description", "")}
             properties[name] = words | {"anyOf": folded, "position": position}
-        return {"type": "object", "properties": properties, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": False,
+        }
 
 
 def form(config: PipelineConfig) -> ParameterSchema:
@@ -203,7 +224,9 @@ def _explicit(field: Schema) -> Schema:
     return field | {"anyOf": branches}
 
 
-def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler) -> None:
+def _fill(
+    section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler
+) -> None:
     """Make what is deployed the default of each field, and nothing else.
 
     The fields are those of a section and of the sections within it.
@@ -216,7 +239,9 @@ def _fill(section: Schema, values: dict[str, Any], handler: GetJsonSchemaHandler
         # A part is, for example, one source of a mixture.
         for part in (*field.get("anyOf", ()), field.get("items", {})):
             inner = handler.resolve_ref_schema(part).get("properties", {})
-            inner.update({name: _explicit(part_field) for name, part_field in inner.items()})
+            inner.update(
+                {name: _explicit(part_field) for name, part_field in inner.items()}
+            )
         field = _explicit(field)
         field.pop("default", None)
         if key in values and (values[key] is not None or "anyOf" in field):

@@ -91,7 +91,9 @@ class LostRuns:
             if run.state.is_pending() and now("UTC") - run.state.timestamp < STARTING:
                 continue
             with contextlib.suppress(ObjectNotFound):  # it was deleted since
-                if run.state.type.value not in ACTIVE or self._is_executed_elsewhere(client, run):
+                if run.state.type.value not in ACTIVE or self._is_executed_elsewhere(
+                    client, run
+                ):
                     _remove_file(client, run, self.folder)
                     continue
                 lost.add(run.id)
@@ -101,7 +103,10 @@ class LostRuns:
 
     def _mark(self, client: SyncPrefectClient, run: FlowRun) -> None:
         # Its process may have ended, or another one begun, since its state was read.
-        if self._is_locked(run.id) or client.read_flow_run(run.id).state_id != run.state_id:
+        if (
+            self._is_locked(run.id)
+            or client.read_flow_run(run.id).state_id != run.state_id
+        ):
             return
         state = _state_of_lost(run)
         log.warning(
@@ -135,7 +140,9 @@ class LostRuns:
                 ids.append(UUID(path.name))
         runs: list[FlowRun] = []
         for first in range(0, len(ids), MOST_IDS):
-            named = FlowRunFilter.model_validate({"id": {"any_": ids[first : first + MOST_IDS]}})
+            named = FlowRunFilter.model_validate(
+                {"id": {"any_": ids[first : first + MOST_IDS]}}
+            )
             runs += client.read_flow_runs(flow_run_filter=named)
         return runs
 
@@ -155,7 +162,9 @@ def _state_of_lost(run: FlowRun) -> State:
         return Scheduled(message="The process of the run was killed before it began.")
     is_cancelling = run.state is not None and run.state.is_cancelling()
     end = Cancelled if is_cancelling else Crashed
-    return end(message="The process of the run was killed. Retry executes the run again.")
+    return end(
+        message="The process of the run was killed. Retry executes the run again."
+    )
 
 
 def correct_states(lost: LostRuns, *, at_once: bool = False) -> None:
@@ -195,7 +204,8 @@ def flow_processes(variable: str = "") -> dict[int, UUID]:
         except OSError:  # it has ended meanwhile, or belongs to another user
             continue
         run = re.search(
-            rb"PREFECT__FLOW_RUN_ID=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", environment
+            rb"PREFECT__FLOW_RUN_ID=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})",
+            environment,
         )
         if run and variable.encode() in environment:
             runs[int(process.name)] = UUID(run[1].decode())

@@ -39,7 +39,9 @@ def usable_home(home: Path, name: str) -> Path:
             "choose another folder, or set PYTHONUTF8=1."
         ) from None
     except RuntimeError as fault:  # links in a circle, or a user without a home folder
-        raise ConfigError(f"{name}={home} is no folder ({fault}); name another one.") from None
+        raise ConfigError(
+            f"{name}={home} is no folder ({fault}); name another one."
+        ) from None
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not existing.is_dir():
         raise ConfigError(f"{name}={home}: {existing} is a file; name a folder.")
@@ -63,8 +65,12 @@ def find(name: str, *kinds: str) -> Path:
     for path in map(Path.absolute, candidates):
         is_pointer = path.name == "latest" and path.parent.name == "datasets"
         if is_pointer and not os.path.lexists(path):  # a filesystem without links
-            complete = (manifest.parent for manifest in path.parent.glob("[!.]*/manifest.json"))
-            last_used = max(complete, key=lambda folder: folder.stat().st_mtime, default=None)
+            complete = (
+                manifest.parent for manifest in path.parent.glob("[!.]*/manifest.json")
+            )
+            last_used = max(
+                complete, key=lambda folder: folder.stat().st_mtime, default=None
+            )
             if last_used is not None:
                 return last_used
     raise ConfigError(
@@ -73,7 +79,9 @@ def find(name: str, *kinds: str) -> Path:
     )
 
 
-def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "PipelineConfig":
+def config_of_run(
+    config: "PipelineConfig", due: datetime | None = None
+) -> "PipelineConfig":
     """The resolved configuration of one run.
 
     It has the name in full, paths without variables, absolute paths of home and checkpoint, the
@@ -93,7 +101,11 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
 
     config = _with_scheduler(without_variables(config))
     environment = config.environment
-    if environment.nnodes > 1 and environment.node_rank != "auto" and has_time(config.runtime.name):
+    if (
+        environment.nnodes > 1
+        and environment.node_rank != "auto"
+        and has_time(config.runtime.name)
+    ):
         raise ConfigError(
             f"runtime.name={config.runtime.name} can differ on each of the {environment.nnodes} "
             "nodes; use a name without {date} and {time}."
@@ -119,7 +131,9 @@ def config_of_run(config: "PipelineConfig", due: datetime | None = None) -> "Pip
 def _with_scheduler(config: "PipelineConfig") -> "PipelineConfig":
     """The configuration with the scheduler's section `environment`."""
     try:
-        return changed(config, environment=with_scheduler(config.environment, os.environ))
+        return changed(
+            config, environment=with_scheduler(config.environment, os.environ)
+        )
     except ValidationError as fault:
         raise unfitting(fault) from fault
 
@@ -127,7 +141,9 @@ def _with_scheduler(config: "PipelineConfig") -> "PipelineConfig":
 def run_name(template: str, due: datetime | None) -> str:
     """nightly-{date} as nightly-2026-11-21; {time} is hours, minutes and seconds."""
     moment = due or datetime.now()
-    return template.replace("{date}", f"{moment:%Y-%m-%d}").replace("{time}", f"{moment:%H%M%S}")
+    return template.replace("{date}", f"{moment:%Y-%m-%d}").replace(
+        "{time}", f"{moment:%H%M%S}"
+    )
 
 
 def has_time(template: str) -> bool:

@@ -44,7 +44,9 @@ class Stages:
     preprocess: Callable[[Preparation], DatasetRef]
     verify: Callable[[DatasetRef, Path, str], VerifyReport]
     patch_environment: Callable[[PipelineConfig, int], PlannedEnvironment]
-    train: Callable[[PipelineConfig, DatasetRef, PlannedEnvironment, str, bool], RunSummary]
+    train: Callable[
+        [PipelineConfig, DatasetRef, PlannedEnvironment, str, bool], RunSummary
+    ]
     evaluate: Callable[[Path, EvaluationConfig], Evaluations]
     export: Callable[[Path], Path]
 
@@ -66,7 +68,9 @@ def run(config: PipelineConfig) -> dict[str, Any]:
     return run_stages(config, WITHOUT_PREFECT, new_invocation()).to_json()
 
 
-def run_stages(config: PipelineConfig, stages: Stages, invocation: str) -> PipelineResult:
+def run_stages(
+    config: PipelineConfig, stages: Stages, invocation: str
+) -> PipelineResult:
     """Run the whole pipeline.
 
     Args:
@@ -86,7 +90,9 @@ def verify_and_train(
     restore_run(config)
     environment = stages.patch_environment(config, dataset.vocab_size)
     with mirrored(config, dataset):
-        summary = stages.train(config, dataset, environment, invocation, report.verify_on_read)
+        summary = stages.train(
+            config, dataset, environment, invocation, report.verify_on_read
+        )
         folder = summary.paths.run
         after = config.evaluate
         evaluations = stages.evaluate(folder, after) if after.measurements else None
@@ -157,7 +163,9 @@ def has_finished(config: PipelineConfig) -> bool:
     begun = dataset_of_run(config)
     if begun is None or not begun.is_finished:
         return False
-    if begun.config != without_secrets(config).model_dump(mode="json", exclude={"deployment"}):
+    if begun.config != without_secrets(config).model_dump(
+        mode="json", exclude={"deployment"}
+    ):
         return False
     dataset = choose_dataset(config, reads_text=False).lookup()
     return dataset is not None and dataset.path == begun.reference.path
@@ -172,11 +180,15 @@ def finish(
         The run's result.
     """
     report = summary.paths.report
-    is_changed = not summary.already_finished or evaluations is not None or not report.exists()
+    is_changed = (
+        not summary.already_finished or evaluations is not None or not report.exists()
+    )
     if not is_changed and exported is not None:
         is_changed = (exported / MANIFEST).stat().st_mtime > report.stat().st_mtime
     if is_changed:
-        with best_effort("the report", f"Write it by 'infini-llama report {summary.run}'."):
+        with best_effort(
+            "the report", f"Write it by 'infini-llama report {summary.run}'."
+        ):
             write_report(summary.paths.run)
     return PipelineResult.model_validate(
         dict(summary) | {"evaluations": evaluations, "export": exported}

@@ -140,8 +140,13 @@ def _tasks(page: RunPage) -> Stages:
         on_read: bool,
     ) -> RunSummary:
         retries = retries_for(config.runtime)
-        with closing_card(RunFolder.of(config.runtime).path, page) as ended, retries.until_end():
-            summary = with_retries(retries)(config, dataset, environment, invocation, on_read, page)
+        with (
+            closing_card(RunFolder.of(config.runtime).path, page) as ended,
+            retries.until_end(),
+        ):
+            summary = with_retries(retries)(
+                config, dataset, environment, invocation, on_read, page
+            )
             done = "had already finished" if summary.already_finished else "finished"
             ended(f"Training {done}: {summary.steps:,} steps.")
         if not summary.already_finished:
@@ -150,9 +155,13 @@ def _tasks(page: RunPage) -> Stages:
 
     return Stages(
         # As documented, the state that the task returns has the result.
-        preprocess=lambda preparation: preprocess(preparation, page, return_state=True).result(),
+        preprocess=lambda preparation: preprocess(
+            preparation, page, return_state=True
+        ).result(),
         verify=lambda dataset, home, level: verify_data(dataset, home, level, page),
-        patch_environment=lambda config, vocab_size: patch_environment(config, vocab_size, page),
+        patch_environment=lambda config, vocab_size: patch_environment(
+            config, vocab_size, page
+        ),
         train=train,
         evaluate=evaluate,
         export=export,

@@ -32,10 +32,13 @@ log = logging.getLogger("infini_llama.prefect")
 def changes_of(base: PipelineConfig, overridden: PipelineConfig) -> Changes:
     """The keys whose values differ, with those of `overridden`."""
     before, after = (
-        config.model_dump(mode="json", exclude={"deployment"}) for config in (base, overridden)
+        config.model_dump(mode="json", exclude={"deployment"})
+        for config in (base, overridden)
     )
     changes = {
-        section: {key: value for key, value in keys.items() if value != before[section][key]}
+        section: {
+            key: value for key, value in keys.items() if value != before[section][key]
+        }
         for section, keys in after.items()
     }
     return {section: keys for section, keys in changes.items() if keys}
@@ -53,7 +56,9 @@ class Schedule:
     timezone: str
 
 
-def with_schedule(config: PipelineConfig, schedules: dict[str, Changes]) -> PipelineConfig:
+def with_schedule(
+    config: PipelineConfig, schedules: dict[str, Changes]
+) -> PipelineConfig:
     """The configuration of this flow run, with what its schedule changes, if it has one.
 
     A deployment keeps these changes in its own parameters: the server of Prefect 3.9.1 drops those
@@ -137,11 +142,14 @@ def superseded() -> State | None:
             "Skipped: the run of the same schedule for "
             f"{newest.expected_start_time} is due as well."
         )
-        waiting = [run for run in older if run.state is not None and run.state.is_scheduled()]
+        waiting = [
+            run for run in older if run.state is not None and run.state.is_scheduled()
+        ]
         for run in waiting:
             client.set_flow_run_state(run.id, Cancelled(message=message))
     log.warning(
-        "%d late run(s) of this schedule are skipped; only the newest is executed", 1 + len(waiting)
+        "%d late run(s) of this schedule are skipped; only the newest is executed",
+        1 + len(waiting),
     )
     # A new state: as documented, Prefect takes one that was sent for another run as that run's,
     # and ends this run with a state of its own, without the message.
@@ -169,12 +177,21 @@ def _later_runs(client: SyncPrefectClient, current: FlowRun) -> list[FlowRun]:
             "id": {"not_any_": [current.id]},
             "deployment_id": {"any_": [current.deployment_id]},
             "state": {"type": {"not_any_": ["CANCELLED", "CANCELLING"]}},
-            "expected_start_time": {"after_": current.expected_start_time, "before_": now("UTC")},
+            "expected_start_time": {
+                "after_": current.expected_start_time,
+                "before_": now("UTC"),
+            },
         }
     )
-    runs = client.read_flow_runs(flow_run_filter=later, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+    runs = client.read_flow_runs(
+        flow_run_filter=later, sort=FlowRunSort.EXPECTED_START_TIME_DESC
+    )
     return [run for run in runs if _schedule_id(run) == _schedule_id(current)]
 
 
 def _schedule_id(run: FlowRun) -> UUID | None:
-    return run.created_by.id if run.created_by and run.created_by.type == "SCHEDULE" else None
+    return (
+        run.created_by.id
+        if run.created_by and run.created_by.type == "SCHEDULE"
+        else None
+    )

@@ -152,7 +152,9 @@ def log_into(home: Path, verbose: bool) -> None:
     path = home / "prefect" / "client.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
     logging.getLogger().addHandler(handler)
 
 
@@ -178,7 +180,9 @@ def has_api() -> bool:
         Path("pyproject.toml"): "[tool.prefect",
     }
     for path, mark in marks.items():
-        if path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace"):
+        if path.is_file() and mark in path.read_text(
+            encoding="utf-8", errors="replace"
+        ):
             return client_settings().api.url is not None
     return False
 
@@ -230,7 +234,9 @@ def _user_api() -> Iterator[None]:
     with _unreachable_explained("check PREFECT_API_URL" + and_proxy):
         # Perhaps Prefect has settings for the connection (TLS).
         with contextlib.suppress(httpx.ConnectError, httpx.ProtocolError):
-            httpx.get(f"{url}/health", timeout=ANSWER_SECONDS, trust_env=not is_local(url))
+            httpx.get(
+                f"{url}/health", timeout=ANSWER_SECONDS, trust_env=not is_local(url)
+            )
             with get_client(sync_client=True) as client:
                 # Also if what answers is no API of Prefect's, or refuses the client.
                 client.raise_for_api_version_mismatch()
@@ -238,7 +244,9 @@ def _user_api() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unreachable_explained(action: str, server: "Server | None" = None) -> Iterator[None]:
+def _unreachable_explained(
+    action: str, server: "Server | None" = None
+) -> Iterator[None]:
     """Turn the errors of a server that does not respond as Prefect's API does into one sentence.
 
     Prefect 3.9.1 has no exceptions of their own for most of them, so that its words are compared.
@@ -253,10 +261,14 @@ def _unreachable_explained(action: str, server: "Server | None" = None) -> Itera
         from httpx import TransportError
         from prefect.exceptions import PrefectHTTPStatusError
 
-        if server is not None and isinstance(error, PrefectHTTPStatusError | TransportError):
+        if server is not None and isinstance(
+            error, PrefectHTTPStatusError | TransportError
+        ):
             server.refuse_database()
         cause = (
-            error.__cause__ if "Failed to reach API" in str(error) and error.__cause__ else error
+            error.__cause__
+            if "Failed to reach API" in str(error) and error.__cause__
+            else error
         )
         words = USER_AND_PASSWORD.sub("", str(cause))
         if isinstance(cause, PrefectHTTPStatusError):

@@ -89,7 +89,9 @@ def serve(
         _stop(list(workers.values()), mark)
 
 
-def _watch(workers: dict[str, subprocess.Popen], server: Server | None, lost: LostRuns) -> None:
+def _watch(
+    workers: dict[str, subprocess.Popen], server: Server | None, lost: LostRuns
+) -> None:
     """Return when a worker has ended.
 
     Meanwhile, restart the server if it ends, and correct the states of runs.
@@ -105,14 +107,25 @@ def _watch(workers: dict[str, subprocess.Popen], server: Server | None, lost: Lo
         time.sleep(0.5)
 
 
-def _start_worker(pool: str, limit: int, worker_log: Path, mark: str) -> subprocess.Popen:
+def _start_worker(
+    pool: str, limit: int, worker_log: Path, mark: str
+) -> subprocess.Popen:
     """Start a worker in a session of its own.
 
     So Ctrl-C of the terminal reaches only this process, which stops the worker once.
     """
     command = [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid())]
     command += [sys.executable, "-m", "infini_llama.flows.workarounds.worker"]
-    command += ["worker", "start", "--pool", pool, "--type", "process", "--limit", str(limit)]
+    command += [
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        "process",
+        "--limit",
+        str(limit),
+    ]
     name, value = mark.split("=")
     defaults = WORKER | {"PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS)}
     environment = defaults | os.environ | {name: value}
@@ -168,13 +181,18 @@ def _cancel(runs: set[UUID]) -> None:
             runs = {run for run in runs if not _is_over(client, run)}
             if not runs:
                 return
-            log.info("stopping; %d run(s) are asked to save a checkpoint and to end", len(runs))
+            log.info(
+                "stopping; %d run(s) are asked to save a checkpoint and to end",
+                len(runs),
+            )
             for run in runs:
                 client.set_flow_run_state(
                     run, Cancelling(message="infini-llama serve was stopped.")
                 )
             deadline = time.monotonic() + STOP_SECONDS
-            while time.monotonic() < deadline and not all(_is_over(client, run) for run in runs):
+            while time.monotonic() < deadline and not all(
+                _is_over(client, run) for run in runs
+            ):
                 time.sleep(0.5)
     except (HTTPError, ObjectNotFound, RuntimeError) as fault:
         # The server or a run is gone: the worker is stopped all the same.

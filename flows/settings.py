@@ -18,7 +18,9 @@ from infini_llama.tasks.records.record import first_fault
 if TYPE_CHECKING:
     from prefect.settings import Settings
 
-HEALTHY_WITHIN = 180  # seconds that a server may take to start, where the user has not set it
+HEALTHY_WITHIN = (
+    180  # seconds that a server may take to start, where the user has not set it
+)
 
 START_TIMEOUT = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 
@@ -28,7 +30,11 @@ HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}  # seconds
 # itself. PYTHONSAFEPATH: a folder named tasks/ in the working directory must not shadow ours.
 # Retries: 2, 4, 8 ... 256 seconds apart, eight minutes in all, in which the server can be started
 # again.
-RUN = HEARTBEATS | {"DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1", "PREFECT_CLIENT_MAX_RETRIES": "8"}
+RUN = HEARTBEATS | {
+    "DO_NOT_TRACK": "1",
+    "PYTHONSAFEPATH": "1",
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
+}
 # For workers: a run never starts a server of its own where the configured one is missing.
 WORKER = RUN | {"PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
 # Without a pipe to the worker, whose death would otherwise be the run's; its logs are files, and
@@ -103,7 +109,9 @@ def client_settings() -> "Settings":
             f"the Prefect profile {profile} does not exist; correct or unset PREFECT_PROFILE, or "
             f"name one of {', '.join(sorted(profiles.names))} as active in {profiles_file()}."
         )
-    certificates = None if settings.api.tls_insecure_skip_verify else settings.api.ssl_cert_file
+    certificates = (
+        None if settings.api.tls_insecure_skip_verify else settings.api.ssl_cert_file
+    )
     try:
         ssl.create_default_context(cafile=certificates)
     except OSError as error:
@@ -117,7 +125,9 @@ def client_settings() -> "Settings":
 
 def profiles_file() -> Path:
     """The file with the user's profiles of Prefect."""
-    return Path(os.environ.get("PREFECT_PROFILES_PATH", prefect_home() / "profiles.toml"))
+    return Path(
+        os.environ.get("PREFECT_PROFILES_PATH", prefect_home() / "profiles.toml")
+    )
 
 
 def prefect_home() -> Path:

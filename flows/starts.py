@@ -67,7 +67,9 @@ class Start:
         home = config.runtime.home
         if is_dry:
             stored = self._stored(config)
-            return with_name(config, stored.name if stored else next(_free_names(config)))
+            return with_name(
+                config, stored.name if stored else next(_free_names(config))
+            )
         require_folder(home)
         if self.id:
             restore_start(config, start_file(home, self.id))
@@ -114,7 +116,9 @@ class Start:
                 )
 
 
-def start_of_command(config: PipelineConfig, variables: Mapping[str, str] = os.environ) -> Start:
+def start_of_command(
+    config: PipelineConfig, variables: Mapping[str, str] = os.environ
+) -> Start:
     """The start that a command executes: that of its Slurm job, otherwise a new one.
 
     Different commands of a job are different starts, so the ID contains a digest of the settings.
@@ -128,7 +132,9 @@ def start_of_command(config: PipelineConfig, variables: Mapping[str, str] = os.e
     cluster = variables.get("SLURM_CLUSTER_NAME") or "slurm"
     job = f"{cluster}-{number}".replace("/", "_")
     settings = config.model_dump(mode="json", exclude={"deployment"})
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[
+        :12
+    ]
     requeues = number_in(variables, ("SLURM_RESTART_COUNT",)) or 0
     return Start(f"{job}-{digest}", job, requeues)
 
@@ -139,7 +145,9 @@ def _free_names(config: PipelineConfig) -> Iterator[str]:
     runs = config.runtime.home / "runs"
     for number in count(1):
         name = first if number == 1 else f"{first}-{number}"
-        if not os.path.lexists(runs / name) and not is_mirrored(with_name(config, name)):
+        if not os.path.lexists(runs / name) and not is_mirrored(
+            with_name(config, name)
+        ):
             yield name
 
 

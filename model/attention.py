@@ -139,8 +139,12 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, kv_width, bias=False)
         self.v_proj = nn.Linear(width, kv_width, bias=False)
         self.o_proj = nn.Linear(q_width, width, bias=False)
-        self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = (
+            RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        )
+        self.k_norm = (
+            RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        )
 
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [B, T, hidden_size] to the same shape."""
@@ -182,7 +186,9 @@ class Attention(nn.Module):
         dtype = weight.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        return kind((batch, self.kv_heads, capacity, self.head_dim), dtype, weight.device)
+        return kind(
+            (batch, self.kv_heads, capacity, self.head_dim), dtype, weight.device
+        )
 
     def softmax(
         self,
@@ -203,7 +209,9 @@ class Attention(nn.Module):
             self.keep_weights,
         )
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B, H, T, d], keys and values [B, Hkv, T, d], not rotated."""
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))

@@ -88,7 +88,9 @@ def causal_attention(
         RuntimeError: its package is not there.
     """
     if backend not in BACKENDS:
-        raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}"
+        )
     visible = Visible(documents, ends, earlier)
     return BACKENDS[backend](q, k, v, visible, dropout, keep_weights)
 
@@ -112,10 +114,14 @@ def _flash(
     v = v.transpose(1, 2).flatten(0, 1)
     ends = visible.ends
     if visible.documents is None:
-        ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q.device)
+        ends = torch.arange(
+            0, (batch + 1) * length, length, dtype=torch.int32, device=q.device
+        )
     elif ends is None:
         ends = boundaries(visible.documents)
-    output = flash_attention()(q, k, v, ends, ends, length, length, dropout_p=dropout, causal=True)
+    output = flash_attention()(
+        q, k, v, ends, ends, length, length, dropout_p=dropout, causal=True
+    )
     return output.unflatten(0, (batch, length)).transpose(1, 2)
 
 
@@ -140,7 +146,9 @@ def _sdpa(
             is_causal=True,
             enable_gqa=gqa,
         )
-    is_long_on_cpu = q.device.type == "cpu" and length > LONG and not torch.compiler.is_compiling()
+    is_long_on_cpu = (
+        q.device.type == "cpu" and length > LONG and not torch.compiler.is_compiling()
+    )
     if is_square and documents is not None and is_long_on_cpu:
         return _one_by_one(q, k, v, documents, dropout)
     seen = _mask(visible, length, k.shape[2] - length, q.device)
@@ -154,7 +162,9 @@ def _sdpa(
     )
 
 
-def _mask(visible: Visible, length: int, before: int, device: torch.device) -> torch.Tensor:
+def _mask(
+    visible: Visible, length: int, before: int, device: torch.device
+) -> torch.Tensor:
     """Which keys each query sees [B, 1, length, before + length]; without documents for all B."""
     documents = visible.documents
     if documents is None:
@@ -164,7 +174,9 @@ def _mask(visible: Visible, length: int, before: int, device: torch.device) -> t
     if visible.earlier is None:
         return seen
     places = torch.arange(before, device=device)
-    return torch.cat((places >= before - visible.earlier[:, None, :, None], seen), dim=-1)
+    return torch.cat(
+        (places >= before - visible.earlier[:, None, :, None], seen), dim=-1
+    )
 
 
 def _one_by_one(
@@ -182,12 +194,16 @@ def _one_by_one(
     ends = boundaries(documents).tolist()
     lengths = [end - start for start, end in pairwise(ends)]
     # Each a list with a document's [t, h, d] per entry.
-    queries, keys, values = (x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v))
+    queries, keys, values = (
+        x.transpose(1, 2).flatten(0, 1).split(lengths) for x in (q, k, v)
+    )
     outputs: list[torch.Tensor] = []
     for document in zip(queries, keys, values, strict=True):
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in document)
         outputs.append(
-            _sdpa(one_q, one_k, one_v, Visible(), dropout, keep_weights=True)[0].transpose(0, 1)
+            _sdpa(one_q, one_k, one_v, Visible(), dropout, keep_weights=True)[
+                0
+            ].transpose(0, 1)
         )
     return torch.cat(outputs).unflatten(0, (batch, length)).transpose(1, 2)
 

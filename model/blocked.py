@@ -52,7 +52,9 @@ def blocked_attention(
     if torch.is_autocast_enabled(device):
         q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    output, _ = attend(q, k, v, documents, earlier, keep_weights and torch.is_grad_enabled())
+    output, _ = attend(
+        q, k, v, documents, earlier, keep_weights and torch.is_grad_enabled()
+    )
     return output.transpose(1, 2)
 
 
@@ -76,7 +78,9 @@ def attend(
     output = torch.empty_like(queries)
     for block in _blocks(q, k, documents, earlier, weights, keep):
         part = block.softmax(queries, keys)
-        output[block.matrices, block.rows] = torch.bmm(part, values[block.matrices, block.keys])
+        output[block.matrices, block.rows] = torch.bmm(
+            part, values[block.matrices, block.keys]
+        )
     return _ungrouped(output, q), weights if keep else q.new_empty(0)
 
 
@@ -103,7 +107,9 @@ def gradients(
     of_weights = q.new_empty(_size(q, k, keep=False))
     of_queries = torch.empty_like(queries)
     # [B Hkv, d, E + T]: the products that are added to these are faster so than transposed.
-    of_keys, of_values = (x.new_zeros(len(x), x.shape[2], x.shape[1]) for x in (keys, values))
+    of_keys, of_values = (
+        x.new_zeros(len(x), x.shape[2], x.shape[1]) for x in (keys, values)
+    )
     for block in _blocks(q, k, documents, earlier, weights, kept):
         here = block.matrices
         rows = block.rows
@@ -112,7 +118,9 @@ def gradients(
         of_values[here, :, seen] += torch.bmm(of_output[here, rows].mT, part)
         of_scores = of_weights[: part.numel()].view(part.shape)
         torch.bmm(of_output[here, rows], values[here, seen].mT, out=of_scores)
-        aten._softmax_backward_data(of_scores, part, -1, part.dtype, grad_input=of_scores)
+        aten._softmax_backward_data(
+            of_scores, part, -1, part.dtype, grad_input=of_scores
+        )
         of_queries[here, rows] = torch.bmm(of_scores, keys[here, seen])
         of_keys[here, :, seen] += torch.bmm(queries[here, rows].mT, of_scores)
     return (
@@ -195,7 +203,11 @@ def _blocks(
         keys = before + begin - seen
         for start in range(begin, stop, size):
             end = min(start + size, stop)
-            shape = ((last - first) * count, (end - start) * groups, before + end - keys)
+            shape = (
+                (last - first) * count,
+                (end - start) * groups,
+                before + end - keys,
+            )
             numbers = math.prod(shape)
             yield Block(
                 matrices=slice(first * count, last * count),
@@ -248,7 +260,13 @@ def _grouped(x: torch.Tensor, count: int) -> torch.Tensor:
 
     The heads that read the same keys stand together, by token.
     """
-    return x.unflatten(2, (count, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1).contiguous()
+    return (
+        x.unflatten(2, (count, -1))
+        .transpose(1, 2)
+        .flatten(2, 3)
+        .flatten(0, 1)
+        .contiguous()
+    )
 
 
 def _ungrouped(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -281,17 +299,23 @@ def _(
 
 
 @gradients.register_fake
-def _(gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> Any:
+def _(
+    gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
+) -> Any:
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*inputs[:5], output[1])
 
 
-def _backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
+def _backward(
+    ctx: Any, gradient: torch.Tensor, _: None
+) -> tuple[torch.Tensor | None, ...]:
     return (*gradients(gradient, *ctx.saved_tensors), None, None, None)
 
 

@@ -125,8 +125,14 @@ class LlamaConfig:
         for field in SIZES:
             value = getattr(self, field)
             if type(value) is not int or not 1 <= value <= LARGEST:
-                raise ValueError(f"{field}={value!r} is not a whole number from 1 to {LARGEST}")
-        for field, lowest in (("rope_theta", 0), ("rms_norm_eps", 0), ("initializer_range", -1)):
+                raise ValueError(
+                    f"{field}={value!r} is not a whole number from 1 to {LARGEST}"
+                )
+        for field, lowest in (
+            ("rope_theta", 0),
+            ("rms_norm_eps", 0),
+            ("initializer_range", -1),
+        ):
             value = getattr(self, field)
             if not is_number(value) or value <= lowest:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
@@ -135,8 +141,12 @@ class LlamaConfig:
             if not isinstance(value, bool):
                 raise ValueError(f"{field}={value!r} is neither true nor false")
         size = self.head_dim
-        if size is not None and (type(size) is not int or not 2 <= size <= LARGEST or size % 2):
-            raise ValueError(f"head_dim={size!r} is not an even number from 2 to {LARGEST}")
+        if size is not None and (
+            type(size) is not int or not 2 <= size <= LARGEST or size % 2
+        ):
+            raise ValueError(
+                f"head_dim={size!r} is not an even number from 2 to {LARGEST}"
+            )
         is_mapping = isinstance(self.rope_scaling, dict)
         if self.rope_scaling is not None and not is_mapping:
             raise ValueError(f"rope_scaling={self.rope_scaling!r} is not a mapping")
@@ -179,7 +189,10 @@ class LlamaConfig:
         if self.memory_layers is None:
             return
         layers: tuple[Any, ...] = tuple(self.memory_layers)
-        inside = all(type(layer) is int and 0 <= layer < self.num_hidden_layers for layer in layers)
+        inside = all(
+            type(layer) is int and 0 <= layer < self.num_hidden_layers
+            for layer in layers
+        )
         if not layers or not inside or list(layers) != sorted(set(layers)):
             raise ValueError(
                 f"memory_layers={list(layers)} are not ascending numbers of layers, "
@@ -194,7 +207,9 @@ class LlamaConfig:
 
     def attended_tokens(self, length: int) -> int:
         """Tokens inside which softmax attention is computed, in rows of `length` tokens."""
-        return length if self.attention == "softmax" else min(length, self.segment_length)
+        return (
+            length if self.attention == "softmax" else min(length, self.segment_length)
+        )
 
     @property
     def sees_previous_segment(self) -> bool:
@@ -204,7 +219,11 @@ class LlamaConfig:
     @property
     def attention_sinks(self) -> int:
         """First tokens of a text that all of its segments see; 0 where segments see no other."""
-        return min(ATTENTION_SINKS, self.segment_length) if self.sees_previous_segment else 0
+        return (
+            min(ATTENTION_SINKS, self.segment_length)
+            if self.sees_previous_segment
+            else 0
+        )
 
     @property
     def attended_segments(self) -> int:
@@ -241,7 +260,10 @@ class LlamaConfig:
     @property
     def padded_vocab_size(self) -> int:
         """Rows of embedding and head."""
-        return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
+        return (
+            -(-self.vocab_size // self.pad_vocab_to_multiple_of)
+            * self.pad_vocab_to_multiple_of
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them: without tuples."""
@@ -262,7 +284,11 @@ def parameters(config: LlamaConfig) -> int:
     """All weights: of matrices, an embedding that is not the head's matrix, norms and memories."""
     norms = 2 * config.hidden_size + (2 * config.head_size if config.qk_norm else 0)
     memories = memory_parameters(config) * len(config.layers_with_memory)
-    embedding = 0 if config.tie_word_embeddings else config.padded_vocab_size * config.hidden_size
+    embedding = (
+        0
+        if config.tie_word_embeddings
+        else config.padded_vocab_size * config.hidden_size
+    )
     rest = config.num_hidden_layers * norms + memories + config.hidden_size
     padding = (config.padded_vocab_size - config.vocab_size) * config.hidden_size
     return matrix_parameters(config) + padding + embedding + rest
@@ -325,18 +351,27 @@ def trained_layer_matrices(config: LlamaConfig, frozen: FrozenLayers) -> int:
 def trained_parameters(config: LlamaConfig, frozen: FrozenLayers) -> int:
     """Weights that have a gradient."""
     if frozen == "all_but_memory":
-        others = memory_parameters(config) + (2 * config.head_size if config.qk_norm else 0)
-        return trained_layer_matrices(config, frozen) + len(config.layers_with_memory) * others
+        others = memory_parameters(config) + (
+            2 * config.head_size if config.qk_norm else 0
+        )
+        return (
+            trained_layer_matrices(config, frozen)
+            + len(config.layers_with_memory) * others
+        )
     if not frozen:
         return parameters(config)
-    rest = replace(config, num_hidden_layers=config.num_hidden_layers - frozen, memory_layers=None)
+    rest = replace(
+        config, num_hidden_layers=config.num_hidden_layers - frozen, memory_layers=None
+    )
     with_memory = sum(layer >= frozen for layer in config.layers_with_memory)
     without = len(rest.layers_with_memory) - with_memory
     embedding = config.padded_vocab_size * config.hidden_size
     return parameters(rest) - embedding - without * memory_parameters(config)
 
 
-def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int = 0) -> float:
+def attention_flops(
+    config: LlamaConfig, sequence_length: int, first_layer: int = 0
+) -> float:
     """Multiplications and additions of the attention, forward, over one row.
 
     Those of all layers, or of the layers from `first_layer` on.
@@ -359,7 +394,9 @@ def attention_flops(config: LlamaConfig, sequence_length: int, first_layer: int 
     mapped = size if config.memory_maps else 0
     per_query = size + 1 + mapped
     read = 2.0 * size * per_query * config.num_attention_heads * reading
-    write = 2.0 * size * (size + mapped) * config.num_key_value_heads * writing * segment
+    write = (
+        2.0 * size * (size + mapped) * config.num_key_value_heads * writing * segment
+    )
     # The first segment that writes finds nothing that it could take out.
     if config.memory_update != "linear" and writing > 1:
         taken_out = segment * (size + 1) + size * size
@@ -381,7 +418,9 @@ def memory_activation_bytes(config: LlamaConfig, number_bytes: int) -> int:
     per_token = 4 * ((2 + 2 * copies) * q_width + (2 + copies) * kv_width)
     if config.memory_maps:
         per_token += 4 * (q_width + kv_width)
-    return per_token + 3 * 4 * kv_width * (config.head_size + 1) // config.segment_length
+    return (
+        per_token + 3 * 4 * kv_width * (config.head_size + 1) // config.segment_length
+    )
 
 
 def attention_flops_per_token(
@@ -408,9 +447,13 @@ def matrix_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     layer = layer_matrix_parameters(config)
     layers = config.num_hidden_layers
     inputs = (layers - first_trained_layer(config, frozen)) * layer
-    if frozen == "all_but_memory":  # nothing is trained below its first queries, keys and values
+    if (
+        frozen == "all_but_memory"
+    ):  # nothing is trained below its first queries, keys and values
         inputs -= _query_key_value(config)
-    forward_and_backward = 2.0 * (layers * layer + inputs + trained_layer_matrices(config, frozen))
+    forward_and_backward = 2.0 * (
+        layers * layer + inputs + trained_layer_matrices(config, frozen)
+    )
     return forward_and_backward + head_flops_per_token(config, frozen)
 
 
@@ -424,7 +467,9 @@ def head_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     return config.vocab_size * config.hidden_size * (4.0 if still else 6.0)
 
 
-def flops_per_token(config: LlamaConfig, sequence_length: int, frozen: FrozenLayers = 0) -> float:
+def flops_per_token(
+    config: LlamaConfig, sequence_length: int, frozen: FrozenLayers = 0
+) -> float:
     """Floating-point operations per token, forward and backward, in rows of this many tokens.
 
     Those of the matrices and of the attention. All tokens have logits here: an upper bound where

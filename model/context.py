@@ -30,7 +30,9 @@ from infini_llama.model.memory import (
 # torch 2.13's names for what was all_gather_into_tensor and reduce_scatter_tensor.
 _NEW = hasattr(dist, "all_gather_single")
 gather = getattr(dist, "all_gather_single" if _NEW else "all_gather_into_tensor")
-reduce_scatter = getattr(dist, "reduce_scatter_single" if _NEW else "reduce_scatter_tensor")
+reduce_scatter = getattr(
+    dist, "reduce_scatter_single" if _NEW else "reduce_scatter_tensor"
+)
 
 
 class Context(NamedTuple):
@@ -63,17 +65,25 @@ class Context(NamedTuple):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, size: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, size: int
+    ) -> torch.Tensor:
         ctx.group = group
         result = x.new_empty(size * x.shape[0], *x.shape[1:])
         gather(result, x.contiguous(), group=group)
         return result.unflatten(0, (size, -1))
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
         (gradient,) = grad_outputs
-        own_gradient = torch.empty_like(gradient[0], memory_format=torch.contiguous_format)
-        reduce_scatter(own_gradient, gradient.contiguous().flatten(0, 1), group=ctx.group)
+        own_gradient = torch.empty_like(
+            gradient[0], memory_format=torch.contiguous_format
+        )
+        reduce_scatter(
+            own_gradient, gradient.contiguous().flatten(0, 1), group=ctx.group
+        )
         return own_gradient, None, None
 
 
@@ -98,8 +108,14 @@ def shared_memories(
     """
     features, M, z = of_segments(k, v, writes)
     # [B, S, 1, 1]
-    kept = torch.ones_like(z[..., :1, :1]) if keeps is None else keeps.to(z.dtype)[..., None, None]
-    through = kept.cumprod(dim=1)  # whether what is found here is still there after each segment
+    kept = (
+        torch.ones_like(z[..., :1, :1])
+        if keeps is None
+        else keeps.to(z.dtype)[..., None, None]
+    )
+    through = kept.cumprod(
+        dim=1
+    )  # whether what is found here is still there after each segment
     if update == "linear":
         sums = running_sums(_joined(M, z), None, keeps)
         before = _passed_on(through[:, -1, ..., None], sums[:, -1], torch.mul, context)
@@ -111,7 +127,9 @@ def shared_memories(
     # Each segment's own map and the product of those up to it are one recurrence: its start is
     # (M, A) in place of M.
     first = _nothing_on_the_first(A[:, :1], context)
-    starts = torch.cat((M, torch.cat((first, torch.zeros_like(A[:, 1:])), dim=1)), dim=-1)
+    starts = torch.cat(
+        (M, torch.cat((first, torch.zeros_like(A[:, 1:])), dim=1)), dim=-1
+    )
     later = torch.cat((torch.zeros_like(first), A[:, 1:]), dim=1)
     M, A = scan(later, starts, torch.matmul).chunk(2, dim=-1)
     M_before = _passed_on(A[:, -1], M[:, -1], torch.matmul, context)
@@ -141,7 +159,11 @@ def _nothing_on_the_first(x: torch.Tensor, context: Context) -> torch.Tensor:
 
     Its backward pass has to meet the other ranks' too.
     """
-    return x if context.place > 0 else x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
+    return (
+        x
+        if context.place > 0
+        else x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)
+    )
 
 
 def _joined(M: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,12 @@ def choose(
     if sampling.repetition_penalty != 1.0:
         penalty = sampling.repetition_penalty
         wide = logits.double()
-        penalised = torch.where(wide > 0, wide / penalty, wide * penalty).to(logits.dtype)
-        limits = torch.finfo(logits.dtype)  # of two infinite logits, the difference is not a number
+        penalised = torch.where(wide > 0, wide / penalty, wide * penalty).to(
+            logits.dtype
+        )
+        limits = torch.finfo(
+            logits.dtype
+        )  # of two infinite logits, the difference is not a number
         logits = torch.where(seen, penalised.clamp(limits.min, limits.max), logits)
     if sampling.temperature == 0:
         return int(logits.argmax())

@@ -61,7 +61,12 @@ CHANGES_THE_MODEL: dict[str, tuple[Any, ...]] = {
 SCALINGS = {
     "default": set[str](),
     "linear": {"factor"},
-    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+    "llama3": {
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    },
     "yarn": {
         "factor",
         "original_max_position_embeddings",
@@ -100,7 +105,14 @@ def beyond_llama(config: LlamaConfig) -> list[str]:
     There are none where it can express the model.
     """
     defaults = {field.name: field.default for field in fields(config)}
-    ours = defaults.keys() - HF_FIELDS.keys() - OTHER_KEYS - TRAINING - SEGMENTS - NOT_STORED
+    ours = (
+        defaults.keys()
+        - HF_FIELDS.keys()
+        - OTHER_KEYS
+        - TRAINING
+        - SEGMENTS
+        - NOT_STORED
+    )
     beyond: list[str] = []
     for name, default in defaults.items():
         value = getattr(config, name)
@@ -142,7 +154,11 @@ def config_to_infini_llama(config: LlamaConfig) -> dict[str, Any]:
     The whole LlamaConfig is under one key, and the usual names beside it are for readers that only
     look at sizes.
     """
-    ours = {name: value for name, value in config.to_dict().items() if name not in NOT_STORED}
+    ours = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in NOT_STORED
+    }
     return {
         "architectures": ["InfiniLlamaForCausalLM"],
         "model_type": INFINI_LLAMA,
@@ -163,7 +179,9 @@ def config_from_hf(values: Mapping[str, Any]) -> LlamaConfig:
         # transformers changes the names beside the whole configuration, such as the vocabulary's
         # size
         whole: dict[str, Any] | None = values.get(INFINI_LLAMA)
-        beside = {name: values[name] for name in HF_FIELDS if values.get(name) is not None}
+        beside = {
+            name: values[name] for name in HF_FIELDS if values.get(name) is not None
+        }
         return LlamaConfig(**(whole | beside if whole else {}))
     if kind != "llama":
         raise ValueError(f"model_type={kind!r} is neither 'llama' nor '{INFINI_LLAMA}'")
@@ -198,15 +216,20 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
     for name, harmless in CHANGES_THE_MODEL.items():
         value = values.get(name)
         if value is not None and value not in harmless:
-            needed = f", only {harmless[0]!r}" if harmless else "; use a model without it"
+            needed = (
+                f", only {harmless[0]!r}" if harmless else "; use a model without it"
+            )
             raise ValueError(f"{name}={value!r} cannot be expressed here{needed}")
     window = values.get("sliding_window")
     if values.get("use_sliding_window") is not False and window is not None:
-        raise ValueError(f"sliding_window={window!r} cannot be expressed here, only None")
+        raise ValueError(
+            f"sliding_window={window!r} cannot be expressed here, only None"
+        )
     for name, same in (("layer_types", "full_attention"), ("no_rope_layers", 1)):
         layers: Any = values.get(name)
         if layers is not None and (
-            not isinstance(layers, list) or any(entry != same for entry in cast(list[Any], layers))
+            not isinstance(layers, list)
+            or any(entry != same for entry in cast(list[Any], layers))
         ):
             raise ValueError(
                 f"{name}={layers!r} cannot be expressed here, only {same!r} in every layer"
@@ -220,7 +243,9 @@ def _refuse_other_models(values: Mapping[str, Any]) -> None:
                 "remove one of them"
             )
     named: Any = values.get("architectures") or ["LlamaForCausalLM"]
-    if not any(name in str(named).lower() for name in ("'llamaforcausallm'", "'llamamodel'")):
+    if not any(
+        name in str(named).lower() for name in ("'llamaforcausallm'", "'llamamodel'")
+    ):
         raise ValueError(f"architectures={named!r} does not contain 'LlamaForCausalLM'")
 
 
@@ -248,12 +273,19 @@ def _rope(values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return first
 
 
-def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+def _rotary(
+    key: str, value: Any, values: Mapping[str, Any]
+) -> tuple[float, dict[str, Any] | None]:
     """rope_theta and rope_scaling of one of the two keys, completed by what stands beside it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{key}={value!r} is not a mapping")
     # of no effect with these values
-    neutral = {"partial_rotary_factor": 1, "truncate": 1, "beta_fast": 0, "beta_slow": 0}
+    neutral = {
+        "partial_rotary_factor": 1,
+        "truncate": 1,
+        "beta_fast": 0,
+        "beta_slow": 0,
+    }
     inside: dict[str, Any] = {}
     for name, entry in cast(Mapping[str, Any], value).items():
         is_neutral = name in neutral and entry == neutral[name]
@@ -262,7 +294,9 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     kind = inside.pop("rope_type", inside.get("type", "default"))
     inside.pop("type", None)
     if kind not in SCALINGS:
-        raise ValueError(f"rope_type={kind!r} cannot be expressed here, only {', '.join(SCALINGS)}")
+        raise ValueError(
+            f"rope_type={kind!r} cannot be expressed here, only {', '.join(SCALINGS)}"
+        )
     for name in ("rope_theta", "original_max_position_embeddings"):
         beside = values.get(name)
         if beside is None:
@@ -275,7 +309,10 @@ def _rotary(key: str, value: Any, values: Mapping[str, Any]) -> tuple[float, dic
     theta = inside.pop("rope_theta", 10_000.0)
     if not is_number(theta):
         raise ValueError(f"rope_theta={theta!r} is not a number")
-    if kind in ("llama3", "yarn"):  # Hugging Face's reading of a configuration without it
+    if kind in (
+        "llama3",
+        "yarn",
+    ):  # Hugging Face's reading of a configuration without it
         length = values.get("max_position_embeddings", 2048)
         inside.setdefault("original_max_position_embeddings", length)
     else:
@@ -303,7 +340,9 @@ def shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in to_hf(state, config).items()}
 
 
-def to_hf(state: "Mapping[str, torch.Tensor]", config: LlamaConfig) -> "dict[str, torch.Tensor]":
+def to_hf(
+    state: "Mapping[str, torch.Tensor]", config: LlamaConfig
+) -> "dict[str, torch.Tensor]":
     """Our state dict as a folder holds it.
 
     The names are the same. A head that is the embedding and rows that pad the vocabulary are left
@@ -323,7 +362,9 @@ def ignored(name: str, config: LlamaConfig) -> bool:
     layers that have no memory here.
     """
     if is_of_memory(name):
-        with_memory = tuple(f"model.layers.{layer}." for layer in config.layers_with_memory)
+        with_memory = tuple(
+            f"model.layers.{layer}." for layer in config.layers_with_memory
+        )
         return not name.startswith(with_memory)
     tied_head = name == "lm_head.weight" and config.tie_word_embeddings
     return tied_head or name.endswith("rotary_emb.inv_freq")
@@ -349,8 +390,12 @@ def check_shapes(
     Raises:
         ValueError: names the first tensors that are missing, unknown or of another shape.
     """
-    missing = [name for name in expected if name not in tensors and not is_of_memory(name)]
-    unknown = [name for name in tensors if name not in expected and not ignored(name, config)]
+    missing = [
+        name for name in expected if name not in tensors and not is_of_memory(name)
+    ]
+    unknown = [
+        name for name in tensors if name not in expected and not ignored(name, config)
+    ]
     differing = [
         f"{name} {tensors[name]}, not {shape}"
         for name, shape in expected.items()

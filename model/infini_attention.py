@@ -151,7 +151,9 @@ class SegmentAttention(Attention):
                 keys.insert(0, sinks_k)
                 values.insert(0, sinks_v)
             parts.append(self._rectangle(turned_q[:, here], keys, values, layout, here))
-        return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3)
+        return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(
+            2, 3
+        )
 
     def _segments_before(
         self,
@@ -186,7 +188,9 @@ class SegmentAttention(Attention):
             sinks_k = state.earlier.k[:, None, :, : self.sinks]
             sinks_v = state.earlier.v[:, None, :, : self.sinks]
             return sinks_k.expand(shape), sinks_v.expand(shape)
-        turn = layout.rotary.last(self.sinks + self.segment_length).first(self.sinks).turn
+        turn = (
+            layout.rotary.last(self.sinks + self.segment_length).first(self.sinks).turn
+        )
         if layout.sinks is None:
             sinks_k = turn(k[:, :1, :, : self.sinks])
             sinks_v = v[:, :1, :, : self.sinks]
@@ -219,7 +223,9 @@ class SegmentAttention(Attention):
         documents = None
         earlier = None
         if layout.documents is not None and layout.earlier is not None:
-            documents = layout.documents.unflatten(0, (len(q), -1))[:, here].flatten(0, 1)
+            documents = layout.documents.unflatten(0, (len(q), -1))[:, here].flatten(
+                0, 1
+            )
             earlier = layout.earlier[:, here].flatten(0, 1) if len(keys) > 1 else None
         found = causal_attention(
             q.flatten(0, 1),
@@ -248,7 +254,9 @@ class SegmentAttention(Attention):
         """
         return local, None
 
-    def with_state(self, q: torch.Tensor, local: torch.Tensor, state: SegmentState) -> torch.Tensor:
+    def with_state(
+        self, q: torch.Tensor, local: torch.Tensor, state: SegmentState
+    ) -> torch.Tensor:
         """`local` [B, H, t, d] mixed with what its queries find in the state's memory.
 
         Here there is none.
@@ -329,7 +337,11 @@ class SegmentAttention(Attention):
         turn = rotary.at(places).turn
         state.keep_plain(k, places)
         heads = state.attend(turn(q), turn(k), v, None)
-        full = [row for row, filled in enumerate(state.filled) if filled == self.segment_length]
+        full = [
+            row
+            for row, filled in enumerate(state.filled)
+            if filled == self.segment_length
+        ]
         with torch.autocast(q.device.type, enabled=False):
             heads = self.with_state(q, heads, state)
             if full:
@@ -373,7 +385,9 @@ class SegmentAttention(Attention):
 
     def new_state(self, batch: int, capacity: int) -> SegmentState:
         """Empty state, which has room for any number of tokens, whatever `capacity` is."""
-        return self.empty(partial(SegmentState, sinks=self.sinks), batch, self.segment_length)
+        return self.empty(
+            partial(SegmentState, sinks=self.sinks), batch, self.segment_length
+        )
 
 
 class InfiniAttention(SegmentAttention):
@@ -397,7 +411,9 @@ class InfiniAttention(SegmentAttention):
         self.observer: Observer | None = None
         # A tensor, so that compiled code need not change with it.
         self.write_range: torch.Tensor | None = None
-        self.gate = nn.Parameter(torch.empty(config.num_attention_heads, dtype=torch.float32))
+        self.gate = nn.Parameter(
+            torch.empty(config.num_attention_heads, dtype=torch.float32)
+        )
         self.memory_q: nn.Module = nn.Identity()
         self.memory_k: nn.Module = nn.Identity()
         if config.memory_maps:
@@ -416,12 +432,18 @@ class InfiniAttention(SegmentAttention):
         if not self.uses_memory:
             return local, None
         with torch.autocast(q.device.type, enabled=False):
-            before = state.memory if isinstance(state, InfiniState) and state.written[0] else None
+            before = (
+                state.memory
+                if isinstance(state, InfiniState) and state.written[0]
+                else None
+            )
             count = k.shape[1]
             waiting = self._waiting(state)
             writing = max(0, count - self.lag + (state is not None))
             after = None
-            all_writes = self._jittered(layout.writes, k) if self.training else layout.writes
+            all_writes = (
+                self._jittered(layout.writes, k) if self.training else layout.writes
+            )
             if layout.context is not None:
                 after, before = shared_memories(
                     self.memory_k(k),
@@ -441,7 +463,9 @@ class InfiniAttention(SegmentAttention):
                 keeps = None if layout.keeps is None else layout.keeps[:, :writing]
                 writes = None if all_writes is None else all_writes[:, :writing]
                 keys = self.memory_k(k[:, :writing])
-                after = memories(keys, v[:, :writing], self.update, before, keeps, writes)
+                after = memories(
+                    keys, v[:, :writing], self.update, before, keeps, writes
+                )
             # From a segment to the first of these that reads the memory after it; and that segment.
             lag = self.lag if waiting is None else self.lag - 1
             first = lag if before is None else lag - 1
@@ -457,15 +481,21 @@ class InfiniAttention(SegmentAttention):
                 if self.observer is not None:
                     self.observer(local[:, first:], retrieved, M)
                 parts.append(mix(local[:, first:], retrieved, self.gate, reads))
-        return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(2, 3), after
+        return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(
+            2, 3
+        ), after
 
-    def _waiting(self, state: SegmentState | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _waiting(
+        self, state: SegmentState | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Keys and values of the segment before, where that is not in the state's memory yet."""
         if self.lag == 1 or not isinstance(state, InfiniState) or not state.segments[0]:
             return None
         return state.before([*range(len(state.segments))])
 
-    def _jittered(self, writes: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor | None:
+    def _jittered(
+        self, writes: torch.Tensor | None, k: torch.Tensor
+    ) -> torch.Tensor | None:
         """`writes` [B, S, N] times a random factor per row and segment.
 
         It is log-uniform between 1 and e^write_range. A fact is then read among as much else as in
@@ -488,7 +518,9 @@ class InfiniAttention(SegmentAttention):
             self.write_range = torch.zeros((), device=self.gate.device)
         self.write_range.fill_(math.log(most))
 
-    def with_state(self, q: torch.Tensor, local: torch.Tensor, state: SegmentState) -> torch.Tensor:
+    def with_state(
+        self, q: torch.Tensor, local: torch.Tensor, state: SegmentState
+    ) -> torch.Tensor:
         if not isinstance(state, InfiniState) or not any(state.written):
             return local
         reads = None
@@ -506,9 +538,13 @@ class InfiniAttention(SegmentAttention):
         if not rows:
             return
         k, v = state.current(rows) if self.lag == 1 else state.before(rows)
-        keeps = torch.tensor([[state.written[row] > 0] for row in rows], device=state.k.device)
+        keeps = torch.tensor(
+            [[state.written[row] > 0] for row in rows], device=state.k.device
+        )
         before = Memory(state.memory.M[rows], state.memory.z[rows])
-        after = memories(self.memory_k(k[:, None]), v[:, None], self.update, before, keeps)
+        after = memories(
+            self.memory_k(k[:, None]), v[:, None], self.update, before, keeps
+        )
         state.memory.M[rows] = after.M[:, 0]
         state.memory.z[rows] = after.z[:, 0]
         for row in rows:
@@ -535,7 +571,10 @@ class InfiniAttention(SegmentAttention):
         """
         assert isinstance(state, InfiniState)
         _, k, v = self.project(x)
-        k, v = (part.unflatten(2, (-1, self.segment_length)).transpose(1, 2) for part in (k, v))
+        k, v = (
+            part.unflatten(2, (-1, self.segment_length)).transpose(1, 2)
+            for part in (k, v)
+        )
         with torch.autocast(x.device.type, enabled=False):
             before = state.memory if state.written[0] else None
             after = memories(self.memory_k(k), v, self.update, before)

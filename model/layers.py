@@ -65,7 +65,9 @@ ACTIVATIONS = {
 class MLP(nn.Module):
     """down(act(gate(x)) * up(x)); x is [B, T, hidden_size]."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, hidden_act: Activation) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, hidden_act: Activation
+    ) -> None:
         super().__init__()
         self.act = ACTIVATIONS[hidden_act]
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)

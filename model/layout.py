@@ -82,7 +82,9 @@ def rows(
     tables = rotary(torch.arange(shape[1], device=like.device), config, like.dtype)
     if documents is None:
         return Rows(tables)
-    most = None if most_documents is None else most_documents + 1  # padding is a stretch, too
+    most = (
+        None if most_documents is None else most_documents + 1
+    )  # padding is a stretch, too
     return Rows(
         rotary=tables.at(positions(documents)),
         documents=documents,
@@ -171,7 +173,9 @@ def segments(
     earlier = None
     sinks = None
     if config.sees_previous_segment:
-        earlier, sinks = _earlier_tokens(documents, size, config.attention_sinks, like.dtype)
+        earlier, sinks = _earlier_tokens(
+            documents, size, config.attention_sinks, like.dtype
+        )
     return Segments(
         rotary=tables,
         documents=cut.flatten(0, 1),
@@ -193,7 +197,9 @@ def _earlier_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`earlier` and `sinks` of Segments, for `documents` [B, S N] of segments of `size` tokens."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    begins = (places - positions(documents)).unflatten(1, (-1, size))  # of each token's document
+    begins = (places - positions(documents)).unflatten(
+        1, (-1, size)
+    )  # of each token's document
     segment = places[::size, None]
     before = segment - size
     of_sinks = (before - begins).clamp(0, sinks)
@@ -224,4 +230,6 @@ def _all_but_the_first(
 def _last_document(documents: torch.Tensor) -> torch.Tensor:
     """The document of each token, and for padding that of the last token before it [B, T]."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    return documents.gather(1, torch.where(documents != PADDING, places, 0).cummax(dim=1).values)
+    return documents.gather(
+        1, torch.where(documents != PADDING, places, 0).cummax(dim=1).values
+    )

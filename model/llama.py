@@ -43,7 +43,11 @@ class DecoderLayer(nn.Module):
         if config.attention == "softmax":
             self.self_attn = Attention(config, backend)
         else:
-            kind = InfiniAttention if number in config.layers_with_memory else SegmentAttention
+            kind = (
+                InfiniAttention
+                if number in config.layers_with_memory
+                else SegmentAttention
+            )
             self.self_attn = kind(config, backend)
         self.mlp = MLP(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -67,7 +71,9 @@ class DecoderLayer(nn.Module):
         lengths: list[int] | None,
     ) -> torch.Tensor:
         """Continue from a state, as the `read` of its attention does."""
-        return self._finish(x, self.self_attn.read(self.normed(x), rotary, state, lengths))
+        return self._finish(
+            x, self.self_attn.read(self.normed(x), rotary, state, lengths)
+        )
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         """The input of attention from x."""
@@ -88,7 +94,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.padded_vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, backend, number) for number in range(config.num_hidden_layers)
+            DecoderLayer(config, backend, number)
+            for number in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -115,9 +122,13 @@ class Llama(nn.Module):
         # A wrong rope_scaling is refused here.
         scaled_frequencies(config, torch.device("meta"), torch.float32)
         device = torch.get_default_device()
-        with torch.device("meta"):  # else torch would first draw initial weights of its own
+        with torch.device(
+            "meta"
+        ):  # else torch would first draw initial weights of its own
             self.model = Decoder(config, attention_backend)
-            self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab_size, bias=False)
+            self.lm_head = nn.Linear(
+                config.hidden_size, config.padded_vocab_size, bias=False
+            )
         if device.type == "meta":
             self.tie_weights()
         else:
@@ -159,7 +170,9 @@ class Llama(nn.Module):
             elif name.endswith(".shift"):
                 parameter.zero_()
             else:
-                raise RuntimeError(f"parameter {name} has no rule for its initial value")
+                raise RuntimeError(
+                    f"parameter {name} has no rule for its initial value"
+                )
 
     def freeze(self, frozen: FrozenLayers) -> None:
         """Leave weights as they are, without gradients.
@@ -246,7 +259,9 @@ class Llama(nn.Module):
         Raises:
             ValueError: a context for a model whose attention is not inside segments alone.
         """
-        return self.hidden_from_embeddings(self.model.embed_tokens(input_ids), documents, context)
+        return self.hidden_from_embeddings(
+            self.model.embed_tokens(input_ids), documents, context
+        )
 
     def hidden_from_embeddings(
         self,
@@ -267,7 +282,9 @@ class Llama(nn.Module):
                 "use segments that see themselves alone"
             )
         if self.config.attention != "softmax":
-            layout = segments(self.config, x.shape[:2], documents, x, by_boundaries, context, most)
+            layout = segments(
+                self.config, x.shape[:2], documents, x, by_boundaries, context, most
+            )
         elif context is None:
             layout = rows(self.config, x.shape[:2], documents, x, by_boundaries, most)
         else:
@@ -356,7 +373,9 @@ class Llama(nn.Module):
         """Empty states of `batch` rows; a softmax model's have room for `capacity` tokens."""
         return States(
             rotary=self._tables(capacity),
-            layers=[layer.self_attn.new_state(batch, capacity) for layer in self._layers()],
+            layers=[
+                layer.self_attn.new_state(batch, capacity) for layer in self._layers()
+            ],
         )
 
     def with_room(self, states: States, length: int) -> States:
@@ -379,7 +398,9 @@ class Llama(nn.Module):
         if self.config.attention != "softmax":
             size = self.config.segment_length
             return segment_rotary(self.config, size, weight.device, weight.dtype)
-        return rotary(torch.arange(length, device=weight.device), self.config, weight.dtype)
+        return rotary(
+            torch.arange(length, device=weight.device), self.config, weight.dtype
+        )
 
     def read(
         self,
@@ -470,7 +491,9 @@ class Llama(nn.Module):
             return range(first, max(first, count - self.config.num_hidden_layers))
         return range(count)
 
-    def prefill(self, input_ids: torch.Tensor, capacity: int) -> tuple[torch.Tensor, States]:
+    def prefill(
+        self, input_ids: torch.Tensor, capacity: int
+    ) -> tuple[torch.Tensor, States]:
         """Read prompts, input_ids [B, T], in the parallel form.
 
         The segments that lie behind are read in pieces, so that activations do not grow with the

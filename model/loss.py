@@ -78,7 +78,11 @@ def chunked_cross_entropy_sum(
         row_weights: as in `cross_entropy_sum`.
     """
     device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = (
+        torch.get_autocast_dtype(device)
+        if torch.is_autocast_enabled(device)
+        else hidden.dtype
+    )
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     token_weights = None
     if row_weights is not None:
@@ -132,8 +136,14 @@ def in_chunks(
             gradients = None
             if learns:
                 of_tokens = None if token_weights is None else token_weights[rows, None]
-                gradients = (grad_x[rows], grad_weight if weight_learns else None, of_tokens)
-            total += _chunk(x[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients)
+                gradients = (
+                    grad_x[rows],
+                    grad_weight if weight_learns else None,
+                    of_tokens,
+                )
+            total += _chunk(
+                x[rows], narrow, labels[rows, None], z_loss, vocabulary, gradients
+            )
     if chosen is not None and learns:
         grad_hidden.zero_()[chosen] = grad_x
     return total, grad_hidden, grad_weight
@@ -179,7 +189,9 @@ def _chunk(
     label = torch.where(is_target, label, 0)
     logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
     if vocabulary is not None:
-        logits[:, vocabulary:] = -torch.inf  # at its full width, to which the products are aligned
+        logits[
+            :, vocabulary:
+        ] = -torch.inf  # at its full width, to which the products are aligned
     of_label = logits.gather(1, label)
     largest = logits.amax(1, keepdim=True)
     probabilities = torch.softmax(logits, 1, out=logits)
@@ -242,10 +254,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     ctx.weight_dtype = inputs[1].dtype
 
 
-def _backward(ctx: Any, scale: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
+def _backward(
+    ctx: Any, scale: torch.Tensor, *_: None
+) -> tuple[torch.Tensor | None, ...]:
     grad_hidden, grad_weight = ctx.saved_tensors
     of_hidden = (grad_hidden * scale).to(grad_hidden.dtype)
-    of_weight = (grad_weight * scale).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+    of_weight = (
+        (grad_weight * scale).to(ctx.weight_dtype) if ctx.needs_input_grad[1] else None
+    )
     return of_hidden, of_weight, None, None, None, None, None, None, None
 
 

@@ -134,7 +134,9 @@ def memories(
     if M_before is not None:
         first = A[:, :1] @ M_before[:, None] + M[:, :1]
         M = torch.cat((first, M[:, 1:]), dim=1)
-    A = torch.cat((torch.zeros_like(A[:, :1]), A[:, 1:]), dim=1)  # the first has no other before it
+    A = torch.cat(
+        (torch.zeros_like(A[:, :1]), A[:, 1:]), dim=1
+    )  # the first has no other before it
     return Memory(scan(A, M, torch.matmul), z_after)
 
 
@@ -172,7 +174,11 @@ def delta_factors(
         z_before: what the first of them finds [B, Hkv, d].
     """
     anew = torch.zeros_like(z_after[:, :1]) if z_before is None else z_before[:, None]
-    z_read = z_after if update == "delta_bounded" else torch.cat((anew, z_after[:, :-1]), dim=1)
+    z_read = (
+        z_after
+        if update == "delta_bounded"
+        else torch.cat((anew, z_after[:, :-1]), dim=1)
+    )
     shares = features / (features @ z_read[..., None]).clamp_min(SMALLEST_DENOMINATOR)
     identity = torch.eye(features.shape[-1], dtype=z_after.dtype, device=z_after.device)
     A = identity - features.transpose(-1, -2) @ shares

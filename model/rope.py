@@ -24,13 +24,19 @@ class Rotary(NamedTuple):
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., T, head_dim] turned by its positions' angles, rounded to the type of x once."""
         first, second = x.chunk(2, dim=-1)
-        return (x * self.cos + torch.cat((-second, first), dim=-1) * self.sin).to(x.dtype)
+        return (x * self.cos + torch.cat((-second, first), dim=-1) * self.sin).to(
+            x.dtype
+        )
 
     def at(self, positions: torch.Tensor) -> "Rotary":
         """The tables of positions [T], or [B, T] where rows differ, out of these of 0, 1, 2, …"""
         cos = self.cos[positions]
         sin = self.sin[positions]
-        return Rotary(cos, sin) if positions.ndim == 1 else Rotary(cos[:, None], sin[:, None])
+        return (
+            Rotary(cos, sin)
+            if positions.ndim == 1
+            else Rotary(cos[:, None], sin[:, None])
+        )
 
     def first(self, length: int) -> "Rotary":
         """The first `length` positions."""
@@ -79,7 +85,9 @@ def scaled_frequencies(
         ValueError: rope_scaling has an unknown type, or a key is missing or out of its range.
     """
     size = config.head_size
-    plain = 1.0 / config.rope_theta ** (torch.arange(0, size, 2, device=device).to(dtype) / size)
+    plain = 1.0 / config.rope_theta ** (
+        torch.arange(0, size, 2, device=device).to(dtype) / size
+    )
     scaling = config.rope_scaling or {"rope_type": "default"}
     match scaling.get("rope_type"):
         case "default":
@@ -109,7 +117,9 @@ def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
         raise ValueError(
             f"rope_scaling.low_freq_factor={low} must be less than high_freq_factor={high}"
         )
-    turns = trained * plain / (2 * math.pi)  # full turns over the length it was trained at
+    turns = (
+        trained * plain / (2 * math.pi)
+    )  # full turns over the length it was trained at
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / factor + kept * plain
 
@@ -158,5 +168,7 @@ def _number(
 ) -> float:
     value = scaling.get(key, default)
     if not is_number(value) or value < lowest:
-        raise ValueError(f"rope_scaling.{key}={value!r} must be a number of at least {lowest:g}")
+        raise ValueError(
+            f"rope_scaling.{key}={value!r} must be a number of at least {lowest:g}"
+        )
     return float(value)

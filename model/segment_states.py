@@ -89,14 +89,18 @@ class SegmentState(KeyValues):
                 self.keep_sinks(row, self.plain_k[row], self.v[row], rotary)
             self.keep_segment(row, self.plain_k[row], self.v[row], rotary)
 
-    def keep_sinks(self, row: int, k: torch.Tensor, v: torch.Tensor, rotary: Rotary) -> None:
+    def keep_sinks(
+        self, row: int, k: torch.Tensor, v: torch.Tensor, rotary: Rotary
+    ) -> None:
         """Keep the sinks of a row from k, v [Hkv, N, d] of its first segment, k not rotated."""
         assert self.earlier is not None
         turn = rotary.last(self.earlier.k.shape[2]).first(self.sinks).turn
         self.earlier.k[row, :, : self.sinks] = turn(k[:, : self.sinks])
         self.earlier.v[row, :, : self.sinks] = v[:, : self.sinks]
 
-    def keep_segment(self, row: int, k: torch.Tensor, v: torch.Tensor, rotary: Rotary) -> None:
+    def keep_segment(
+        self, row: int, k: torch.Tensor, v: torch.Tensor, rotary: Rotary
+    ) -> None:
         """Keep k, v [Hkv, N, d] of the segment that a row has completed, k not rotated."""
         assert self.earlier is not None
         self.earlier.k[row, :, self.sinks :] = rotary.last(k.shape[1]).turn(k)
@@ -134,7 +138,9 @@ class SegmentState(KeyValues):
         # [B or 1, t, E + reach]: of the earlier tokens the last ones, of the segment's those so far
         index = torch.arange(before + reach, device=q.device)
         seen = (index >= least[:, None, None]) & (index <= before + places[..., None])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None], enable_gqa=gqa)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen[:, None], enable_gqa=gqa
+        )
 
 
 class InfiniState(SegmentState):

@@ -101,7 +101,9 @@ def main() -> None:
     most = math.inf if given.held_out else MOST
     output = given.output
     with TemporaryDirectory() as temporary:
-        subprocess.run(["apt-get", "download", "--quiet", *chosen], cwd=temporary, check=True)
+        subprocess.run(
+            ["apt-get", "download", "--quiet", *chosen], cwd=temporary, check=True
+        )
         for package, pattern in chosen.items():
             (archive,) = Path(temporary).glob(f"{package}_*.deb")
             unpacked = Path(temporary) / package
@@ -111,7 +113,9 @@ def main() -> None:
                 raise SystemExit(f"{archive.name} has no file {pattern}.")
             (output / package).mkdir(parents=True, exist_ok=True)
             for number, text in enumerate(texts):
-                (output / package / f"{number:03}.txt").write_text(text, encoding="utf-8")
+                (output / package / f"{number:03}.txt").write_text(
+                    text, encoding="utf-8"
+                )
             print(f"{package}: {sum(map(len, texts)):,} characters")
 
 

@@ -9,7 +9,12 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 
 def convert(file: Path, output: Path) -> None:
@@ -18,7 +23,9 @@ def convert(file: Path, output: Path) -> None:
     Raises:
         SystemExit: it is no Llama.
     """
-    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype="float32"
+    )
     if type(loaded) is not LlamaForCausalLM:
         raise SystemExit(f"{file} is a {type(loaded).__name__}, not a Llama.")
     described = loaded.config.to_dict()
@@ -30,7 +37,9 @@ def convert(file: Path, output: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(**described))
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(output)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(output)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(
+        output
+    )
 
 
 if __name__ == "__main__":

@@ -86,7 +86,9 @@ def markdown(document: Document, picture: str = "") -> str:
         for block, after in pairwise([*shown_blocks, "## "])
         if not (block.startswith("## ") and after.startswith("## "))
     ]
-    return escaped("\n\n".join(kept)) + "\n"  # PostgreSQL refuses NUL, and UTF-8 a lone surrogate
+    return (
+        escaped("\n\n".join(kept)) + "\n"
+    )  # PostgreSQL refuses NUL, and UTF-8 a lone surrogate
 
 
 def section(title: str, *blocks: Block) -> tuple[Block, ...]:
@@ -146,7 +148,9 @@ def bullets(lines: Iterable[str]) -> str:
 def cell(value: object) -> str:
     """A value as text on one line, in which nothing is Markdown or ends a column."""
     line = " ".join(str(value).split())
-    return re.sub(r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)", r"\\\g<0>", line)
+    return re.sub(
+        r"[\\`*\[\]<>|~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)", r"\\\g<0>", line
+    )
 
 
 def code(value: object) -> str:
@@ -174,7 +178,9 @@ def as_markdown(record: Cells) -> str:
     Simple values come first, then one table per collection of records and one block per longer
     text.
     """
-    blocks = [facts({key: value for key, value in record.items() if not _is_nested(value)})]
+    blocks = [
+        facts({key: value for key, value in record.items() if not _is_nested(value)})
+    ]
     for key, value in record.items():
         if isinstance(value, Mapping):
             blocks.append(subsection(cell(key), _records_by_name(value)))
@@ -185,7 +191,11 @@ def as_markdown(record: Cells) -> str:
 
 def _records_by_name(values: Mapping[str, object]) -> str:
     """A table with a row per record, if all values are records; names and values otherwise."""
-    rows = [{"": name, **cells} for name, cells in values.items() if isinstance(cells, Mapping)]
+    rows = [
+        {"": name, **cells}
+        for name, cells in values.items()
+        if isinstance(cells, Mapping)
+    ]
     return table(rows) if len(rows) == len(values) else facts(values)
 
 
@@ -215,7 +225,9 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return value is None or (
+        isinstance(value, int | float) and not isinstance(value, bool)
+    )
 
 
 def _longest_run_of_ticks(text: str) -> int:

@@ -29,7 +29,10 @@ class Machine:
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    gpu_probe: tuple[str, ...] = ("-m", "infini_llama.tasks.patch_environment.gpu_probe")
+    gpu_probe: tuple[str, ...] = (
+        "-m",
+        "infini_llama.tasks.patch_environment.gpu_probe",
+    )
     free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
 
     def path(self, name: str) -> Path:
@@ -70,7 +73,9 @@ class Machine:
             return ""
         return ended.stdout if ended.returncode == 0 else ""
 
-    def run_python(self, *arguments: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    def run_python(
+        self, *arguments: str, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
         """Run a new Python interpreter: nothing of what it imports stays in this process."""
         return subprocess.run(
             [sys.executable, *arguments],
@@ -93,7 +98,9 @@ def usable_cores(machine: Machine) -> int:
     for folder in _control_groups("cpu", machine):
         limit = _words(folder / "cpu.max")
         if not limit:  # version 1
-            limit = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+            limit = _words(folder / "cpu.cfs_quota_us") + _words(
+                folder / "cpu.cfs_period_us"
+            )
         if len(limit) == 2 and limit[0] not in ("max", "-1"):
             cores = min(cores, int(limit[0]) // int(limit[1]))
     return max(1, cores)
@@ -107,7 +114,9 @@ def _count(ranges: str) -> int:
 
 def memory(machine: Machine) -> Memory:
     """Total and available memory within the tightest limit of the control groups."""
-    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", machine.text("/proc/meminfo"), re.MULTILINE))
+    fields = dict(
+        re.findall(r"^(\w+):\s+(\d+) kB", machine.text("/proc/meminfo"), re.MULTILINE)
+    )
     if fields:
         total = int(fields["MemTotal"]) * 1024
         # WSL 1 has no MemAvailable.
@@ -118,8 +127,12 @@ def memory(machine: Machine) -> Memory:
         available = total
     limit_of = "machine"
     for folder in _control_groups("memory", machine):
-        limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
-        used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        limit = _words(folder / "memory.max") or _words(
+            folder / "memory.limit_in_bytes"
+        )
+        used = _words(folder / "memory.current") or _words(
+            folder / "memory.usage_in_bytes"
+        )
         if not limit or not used or limit[0] == "max":
             continue
         words = _words(folder / "memory.stat")

@@ -47,7 +47,10 @@ class Live(logging.Handler):
     """
 
     def __init__(
-        self, name: str, show: Callable[[float, str], None], seconds: float = SECONDS_BETWEEN
+        self,
+        name: str,
+        show: Callable[[float, str], None],
+        seconds: float = SECONDS_BETWEEN,
     ) -> None:
         super().__init__(logging.DEBUG)
         self.logger = logging.getLogger(name)
@@ -57,7 +60,9 @@ class Live(logging.Handler):
         self.news = threading.Event()
         self.over = threading.Event()
         self.failed = False
-        self.thread = threading.Thread(target=self._run, name=f"live {name}", daemon=True)
+        self.thread = threading.Thread(
+            target=self._run, name=f"live {name}", daemon=True
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         progress = progress_of(record)
@@ -98,5 +103,7 @@ class Live(logging.Handler):
             self.show(*newest)
         except Exception as fault:
             if not self.failed:
-                log.warning("progress cannot be shown (%r); the run itself continues.", fault)
+                log.warning(
+                    "progress cannot be shown (%r); the run itself continues.", fault
+                )
             self.failed = True

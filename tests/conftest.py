@@ -56,7 +56,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(40):
         text = " ".join(choose.choices(WORDS, k=choose.randint(1, 120)))
         (folder / f"text-{number:03d}.txt").write_text(text, encoding="utf-8")
-    time.sleep(SETTLED / 1e9 + 0.1)  # what was written just now is not recognized as unchanged
+    time.sleep(
+        SETTLED / 1e9 + 0.1
+    )  # what was written just now is not recognized as unchanged
     return folder
 
 
@@ -74,7 +76,9 @@ def data(corpus: Path) -> Callable[..., DataConfig]:
     def data(**changes: Any) -> DataConfig:
         source = changes.get("source", "files")
         read = {name: value for name, value in given.items() if name != "files"}
-        return DataConfig.model_validate((given if source == "files" else read) | changes)
+        return DataConfig.model_validate(
+            (given if source == "files" else read) | changes
+        )
 
     return data
 
@@ -155,7 +159,9 @@ def digests() -> Callable[[Path], dict[str, str]]:
             for path in sorted(folder.rglob("*"))
             if path.is_file() and path.name != "manifest.json"
         ]
-        return {path.relative_to(folder).as_posix(): file_checksum(path) for path in files}
+        return {
+            path.relative_to(folder).as_posix(): file_checksum(path) for path in files
+        }
 
     return below
 

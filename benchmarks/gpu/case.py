@@ -36,7 +36,9 @@ VOCABULARY = 50304
 VENDOR_PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}
 
 
-def model_config(size: str, length: int, rehearse: bool, **fields: Any) -> "LlamaConfig":
+def model_config(
+    size: str, length: int, rehearse: bool, **fields: Any
+) -> "LlamaConfig":
     """The architecture of a size; a rehearsal's is tiny."""
     from infini_llama.model.config import LlamaConfig
 
@@ -61,7 +63,12 @@ def one_rank(device: str) -> "Ranks":
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return Ranks(device, "nccl" if device == "cuda" else "gloo")
 
@@ -119,4 +126,6 @@ def copy_bandwidth(device: str, rehearse: bool) -> float:
 def relative_difference(found: "torch.Tensor", expected: "torch.Tensor") -> float:
     """2-norm of the difference over that of `expected`, on the CPU in fp64."""
     exact = expected.detach().double().cpu()
-    return float((found.detach().double().cpu() - exact).norm() / exact.norm().clamp_min(1e-30))
+    return float(
+        (found.detach().double().cpu() - exact).norm() / exact.norm().clamp_min(1e-30)
+    )

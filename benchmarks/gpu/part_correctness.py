@@ -44,20 +44,31 @@ def attention(device: str, rehearse: bool) -> list[Row]:
                 "packed": packed,
             }
             try:
-                rows.append(row | _attention(device, backend, dtype, size, kv_heads, packed))
+                rows.append(
+                    row | _attention(device, backend, dtype, size, kv_heads, packed)
+                )
             except RuntimeError as error:
                 rows.append(row | {"error": " ".join(str(error).split())[:120]})
     return rows
 
 
 def _attention(
-    device: str, backend: str, dtype: torch.dtype, size: int, kv_heads: int, packed: bool
+    device: str,
+    backend: str,
+    dtype: torch.dtype,
+    size: int,
+    kv_heads: int,
+    packed: bool,
 ) -> Row:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, 300, size).to(dtype) for heads in (8, kv_heads, kv_heads))
+    q, k, v = (
+        torch.randn(2, heads, 300, size).to(dtype) for heads in (8, kv_heads, kv_heads)
+    )
     weights = torch.randn(2, 8, 300, size).to(dtype)
     documents = (
-        torch.tensor([[0] * 100 + [1] * 170 + [-1] * 30, [3] * 7 + [4] * 293]) if packed else None
+        torch.tensor([[0] * 100 + [1] * 170 + [-1] * 30, [3] * 7 + [4] * 293])
+        if packed
+        else None
     )
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     expected = causal_attention(exact[0], exact[1], exact[2], documents)
@@ -66,7 +77,10 @@ def _attention(
     there = None if documents is None else documents.to(device)
     found = causal_attention(ours[0], ours[1], ours[2], there, backend)
     found_gradients = torch.autograd.grad((found * weights.to(device)).sum(), ours)
-    worst = max(relative_difference(a, b) for a, b in zip(found_gradients, gradients, strict=True))
+    worst = max(
+        relative_difference(a, b)
+        for a, b in zip(found_gradients, gradients, strict=True)
+    )
     difference = relative_difference(found, expected)
     return {
         "output differs by": difference,
@@ -86,7 +100,9 @@ def models(device: str, rehearse: bool) -> list[Row]:
     ]
     for fields in kinds:
         config = replace(model_config("125M", 256, rehearse=True), **fields)
-        tokens = torch.randint(0, 512, (4, 201), generator=torch.Generator().manual_seed(1))
+        tokens = torch.randint(
+            0, 512, (4, 201), generator=torch.Generator().manual_seed(1)
+        )
         results = []
         for place in ("cpu", device):
             torch.manual_seed(0)
@@ -143,8 +159,14 @@ def switches(device: str, rehearse: bool) -> list[Row]:
     for name, most in SWITCHES.items():
         row: Row = {"setting": name}
         found = _accumulated(device, {name: True})
-        apart = [relative_difference(a, b) for a, b in zip(found, expected, strict=True)]
-        row |= {"loss differs by": apart[0], "gradients by": apart[1], "passed": max(apart) < most}
+        apart = [
+            relative_difference(a, b) for a, b in zip(found, expected, strict=True)
+        ]
+        row |= {
+            "loss differs by": apart[0],
+            "gradients by": apart[1],
+            "passed": max(apart) < most,
+        }
         rows.append(row)
     return rows
 
@@ -167,9 +189,9 @@ def _accumulated(device: str, on: dict[str, bool]) -> tuple[torch.Tensor, torch.
     strategy = build_strategy(model, TrainingConfig(), "fp32", 4, ranks)
     if "block" in on:
         Compiled(strategy.module, model, "block").switch_on()
-    rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).to(
-        ranks.device
-    )
+    rows = torch.randint(
+        0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)
+    ).to(ranks.device)
     total = torch.zeros(())
     for _ in range(2):  # the first compiles
         strategy.discard_gradients()
@@ -177,9 +199,13 @@ def _accumulated(device: str, on: dict[str, bool]) -> tuple[torch.Tensor, torch.
             [Batch(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel()
         )
     gradients = {
-        name: value.grad for name, value in model.named_parameters() if value.grad is not None
+        name: value.grad
+        for name, value in model.named_parameters()
+        if value.grad is not None
     }
-    return total, torch.cat([gradient.flatten() for gradient in to_hf(gradients, config).values()])
+    return total, torch.cat(
+        [gradient.flatten() for gradient in to_hf(gradients, config).values()]
+    )
 
 
 def infini(device: str, rehearse: bool) -> list[Row]:
@@ -203,7 +229,9 @@ def infini(device: str, rehearse: bool) -> list[Row]:
             x = torch.randn(1, 50, config.hidden_size)
             layer.double()
             q, k, v = layer.project(x.double())
-            expected = literal_infini(q, k, v, layer.gate, 8, config.rope_theta, update, documents)
+            expected = literal_infini(
+                q, k, v, layer.gate, 8, config.rope_theta, update, documents
+            )
             layer.float().to(device)
             layout = segments(
                 config,
@@ -241,7 +269,9 @@ RUN = {
 }
 
 
-def start(home: Path, name: str, settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], Path]:
+def start(
+    home: Path, name: str, settings: dict[str, Any]
+) -> tuple[subprocess.Popen[bytes], Path]:
     """A `run` without Prefect in a process group of its own, and its log."""
     config, text, log = home / "config.yaml", home / "text.jsonl", home / f"{name}.log"
     config.write_text("{}\n", encoding="utf-8")
@@ -256,10 +286,20 @@ def start(home: Path, name: str, settings: dict[str, Any]) -> tuple[subprocess.P
         f"data.files=[{text}]",
         *(f"{key}={value}" for key, value in (RUN | settings).items()),
     ]
-    command = [sys.executable, "-m", "infini_llama", "run", str(config), "--no-prefect", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "infini_llama",
+        "run",
+        str(config),
+        "--no-prefect",
+        "--quiet",
+    ]
     command += [f"runtime.home={home}", f"runtime.name={name}", *overrides]
     with log.open("ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True), log
+        return subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True
+        ), log
 
 
 def finish(home: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +309,9 @@ def finish(home: Path, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(
             f"{name} ended with {process.returncode}: {log.read_text(encoding='utf-8')[-500:]}"
         )
-    return json.loads((home / "runs" / name / "summary.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (home / "runs" / name / "summary.json").read_text(encoding="utf-8")
+    )
 
 
 def kill_after(home: Path, name: str, settings: dict[str, Any], step: int) -> None:
@@ -277,7 +319,10 @@ def kill_after(home: Path, name: str, settings: dict[str, Any], step: int) -> No
     process, _ = start(home, name, settings)
     metrics = home / "runs" / name / "metrics.jsonl"
     while process.poll() is None:
-        if metrics.exists() and metrics.read_text(encoding="utf-8").count('"loss"') >= step:
+        if (
+            metrics.exists()
+            and metrics.read_text(encoding="utf-8").count('"loss"') >= step
+        ):
             break
         time.sleep(0.05)
     else:
@@ -292,7 +337,9 @@ def resume(device: str, rehearse: bool) -> list[Row]:
     cases = [("softmax", "fp32"), ("infini", "bf16")]
     if not rehearse:
         cases = [
-            (kind, precision) for kind in ("softmax", "infini") for precision in ("fp32", "bf16")
+            (kind, precision)
+            for kind in ("softmax", "infini")
+            for precision in ("fp32", "bf16")
         ]
     with TemporaryDirectory(prefix="resume-") as folder:
         for kind, precision in cases[: 1 if rehearse else None]:
@@ -324,7 +371,11 @@ def out_of_memory(device: str, rehearse: bool) -> list[Row]:
         "train.max_steps": 6,
         "train.warmup_steps": 1,
     }
-    settings |= {"train.global_batch_size": 8, "train.micro_batch_size": 8, "train.save_steps": 3}
+    settings |= {
+        "train.global_batch_size": 8,
+        "train.micro_batch_size": 8,
+        "train.save_steps": 3,
+    }
     if not rehearse:
         # 4.2 million tokens of a micro-batch keep over 200 GB of activations.
         settings |= {
@@ -342,7 +393,11 @@ def out_of_memory(device: str, rehearse: bool) -> list[Row]:
         )
     sizes = [json.loads(line).get("micro_batch_size") for line in lines]
     return [
-        {"attempts": len(lines), "micro-batches": str(sizes), "passed": rehearse or len(lines) > 1}
+        {
+            "attempts": len(lines),
+            "micro-batches": str(sizes),
+            "passed": rehearse or len(lines) > 1,
+        }
     ]
 
 

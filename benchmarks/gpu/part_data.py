@@ -51,7 +51,9 @@ def chunking(device: str, rehearse: bool) -> list[Row]:
             for strategy in ("concat", "padded", "greedy"):
                 ways = {
                     "numpy": partial(compute_rows, lengths, strategy, STEP),
-                    device: partial(rows_by_torch, lengths, strategy, STEP, None, there),
+                    device: partial(
+                        rows_by_torch, lengths, strategy, STEP, None, there
+                    ),
                     "child": partial(compute, lengths, strategy, STEP, None),
                 }
                 results = {name: way() for name, way in ways.items()}
@@ -70,7 +72,10 @@ def chunking(device: str, rehearse: bool) -> list[Row]:
 
 
 def bytes_of(rows: RowArrays) -> tuple[bytes, bytes | None]:
-    return rows.entries.tobytes(), None if rows.pieces is None else rows.pieces.tobytes()
+    return (
+        rows.entries.tobytes(),
+        None if rows.pieces is None else rows.pieces.tobytes(),
+    )
 
 
 def masks(device: str, rehearse: bool) -> list[Row]:
@@ -86,15 +91,23 @@ def masks(device: str, rehearse: bool) -> list[Row]:
     documents[0, length // 2 :] = PADDING
     for attention in ("softmax", "infini"):
         config = model_config(
-            "125M", length, rehearse, attention=attention, segment_length=16 if rehearse else STEP
+            "125M",
+            length,
+            rehearse,
+            attention=attention,
+            segment_length=16 if rehearse else STEP,
         )
         row: Row = {"attention": attention, "tokens": documents.numel()}
         tensors: list[list[torch.Tensor]] = []
         for place in ("cpu", device):
             build = partial(masks_of, config, documents.to(place))
-            row[f"{place} ms"] = 1e3 * seconds_of(build, place, rounds=1 if rehearse else 10)
+            row[f"{place} ms"] = 1e3 * seconds_of(
+                build, place, rounds=1 if rehearse else 10
+            )
             tensors.append(build())
-        same = all(torch.equal(cpu, other.cpu()) for cpu, other in zip(*tensors, strict=True))
+        same = all(
+            torch.equal(cpu, other.cpu()) for cpu, other in zip(*tensors, strict=True)
+        )
         found.append(row | {"tensors": len(tensors[0]), "passed": same})
     return found
 
@@ -125,10 +138,17 @@ def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
     if rehearse:
         text = Path(folder) / "text.txt"
         text.write_text(
-            "\n\n".join(f"def f{n}(x):\n    return x + {n}" for n in range(4000)), encoding="utf-8"
+            "\n\n".join(f"def f{n}(x):\n    return x + {n}" for n in range(4000)),
+            encoding="utf-8",
         )
-        more = {"source": "files", "files": [str(text)], "tokenizer": {"vocab_size": 400}}
-        (Path(folder) / "more.txt").write_text("a text to hold out\n" * 400, encoding="utf-8")
+        more = {
+            "source": "files",
+            "files": [str(text)],
+            "tokenizer": {"vocab_size": 400},
+        }
+        (Path(folder) / "more.txt").write_text(
+            "a text to hold out\n" * 400, encoding="utf-8"
+        )
         settings |= more | {"validation_files": [str(Path(folder) / "more.txt")]}
     reference = preprocess(DataConfig.model_validate(settings), Path(folder))
     return TokenReader(Path(folder) / reference.path, reference.row_table, "train")
@@ -136,7 +156,9 @@ def dataset(folder: str, strategy: str, rehearse: bool) -> TokenReader:
 
 def digest(batch: Batch) -> str:
     parts = [
-        np.ascontiguousarray(part.cpu().numpy()).tobytes() for part in batch if part is not None
+        np.ascontiguousarray(part.cpu().numpy()).tobytes()
+        for part in batch
+        if part is not None
     ]
     return hashlib.blake2b(b"".join(parts)).hexdigest()
 
@@ -156,15 +178,24 @@ def batches(device: str, rehearse: bool) -> list[Row]:
                 "isolated": isolate,
                 "tokens": 4 * micro * reader.sequence_length,
             }
-            expected = [digest(batch) for batch in batches.micro_batches(0, torch.device("cpu"))]
+            expected = [
+                digest(batch) for batch in batches.micro_batches(0, torch.device("cpu"))
+            ]
             for workers in (0, 2):
                 with Prefetch(
-                    batches, torch.device(device), lambda samples: samples + 4 * micro, workers
+                    batches,
+                    torch.device(device),
+                    lambda samples: samples + 4 * micro,
+                    workers,
                 ) as data:
-                    same = [digest(batch) for batch in data.batch_at(0).micro_batches] == expected
+                    same = [
+                        digest(batch) for batch in data.batch_at(0).micro_batches
+                    ] == expected
                     steps = iter(range(0, 10_000_000, 4 * micro))
                     row[f"ms, {workers} threads"] = 1e3 * seconds_of(
-                        lambda data=data, steps=steps: data.batch_at(next(steps)), device, rounds
+                        lambda data=data, steps=steps: data.batch_at(next(steps)),
+                        device,
+                        rounds,
                     )
                     row["passed"] = row.get("passed", True) and same
             found.append(row)
@@ -176,7 +207,15 @@ def ahead(device: str, rehearse: bool) -> list[Row]:
     if rehearse:
         return [{"left out": "a benchmark of its own"}]
     script = Path(__file__).parents[1] / "preparing_ahead.py"
-    command = [sys.executable, str(script), "--device", device, "--configs", "tiny", "small"]
+    command = [
+        sys.executable,
+        str(script),
+        "--device",
+        device,
+        "--configs",
+        "tiny",
+        "small",
+    ]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [{"result": output[-4000:]}]
 

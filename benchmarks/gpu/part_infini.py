@@ -20,7 +20,9 @@ LENGTHS = (4096, 8192, 32768, 131072)
 def operation(kind: str, length: int, device: str, rehearse: bool) -> tuple[float, int]:
     """Seconds of forward and backward of one layer's attention of the 1.5B model, and bytes above the start."""
     segment = 16 if rehearse else SEGMENT
-    config = replace(model_config("1.5B", length, rehearse), attention=kind, segment_length=segment)
+    config = replace(
+        model_config("1.5B", length, rehearse), attention=kind, segment_length=segment
+    )
     torch.manual_seed(0)
     layer = (Attention if kind == "softmax" else InfiniAttention)(config).to(device)
     for parameter in layer.parameters():
@@ -51,10 +53,14 @@ def attention(device: str, rehearse: bool) -> list[Row]:
             "infini ns/token": 1e9 * infini / length,
             "softmax ns/token": 1e9 * softmax / length,
         }
-        row |= {"softmax / infini": softmax / infini, "infini bytes/token": memory / length}
+        row |= {
+            "softmax / infini": softmax / infini,
+            "infini bytes/token": memory / length,
+        }
         found.append(row | {"softmax bytes/token": whole / length})
     return [
-        row | {"against the first": row["infini ns/token"] / found[0]["infini ns/token"]}
+        row
+        | {"against the first": row["infini ns/token"] / found[0]["infini ns/token"]}
         for row in found
     ]
 
@@ -85,7 +91,10 @@ def model(kind: str, device: str, rehearse: bool) -> list[Row]:
                 "ns/token": 1e9 * seconds_of(once, device) / length,
             }
         )
-    return [row | {"against the first": row["ns/token"] / found[0]["ns/token"]} for row in found]
+    return [
+        row | {"against the first": row["ns/token"] / found[0]["ns/token"]}
+        for row in found
+    ]
 
 
 def scan(device: str, rehearse: bool) -> list[Row]:
@@ -96,16 +105,25 @@ def scan(device: str, rehearse: bool) -> list[Row]:
         for product in (torch.mul, torch.matmul):
             matrices = product is torch.matmul
             torch.manual_seed(0)
-            B = torch.randn(1, count, heads, size, size, device=device, requires_grad=True)
+            B = torch.randn(
+                1, count, heads, size, size, device=device, requires_grad=True
+            )
             A = torch.randn(1, count, heads, size, size, device=device) / size**0.5
             A = A.requires_grad_() if matrices else (A[:, :, :1, :1, :1] > 0).float()
 
-            def once(A: torch.Tensor = A, B: torch.Tensor = B, product: Product = product) -> None:
+            def once(
+                A: torch.Tensor = A, B: torch.Tensor = B, product: Product = product
+            ) -> None:
                 affine_scan(A, B, product).sum().backward()
 
-            row: Row = {"segments": count, "factors": "matrices" if matrices else "scalars"}
+            row: Row = {
+                "segments": count,
+                "factors": "matrices" if matrices else "scalars",
+            }
             row["us"] = 1e6 * seconds_of(once, device)
-            found.append(row | {"floor us at 3 TB/s": 1e6 * 3 * B.nbytes * (2 + matrices) / 3e12})
+            found.append(
+                row | {"floor us at 3 TB/s": 1e6 * 3 * B.nbytes * (2 + matrices) / 3e12}
+            )
     return found
 
 

@@ -11,7 +11,11 @@ from part_correctness import finish
 
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.patch_environment.footprint import bytes_needed, chunk_of, model_of
+from infini_llama.tasks.patch_environment.footprint import (
+    bytes_needed,
+    chunk_of,
+    model_of,
+)
 from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
@@ -30,14 +34,21 @@ def configuration(
     size: str, length: int, rehearse: bool, **settings: dict[str, Any]
 ) -> PipelineConfig:
     """The sections of a run of this size; `settings` are fields by section."""
-    shape = dict(zip(NAMES, (64, 128, 2, 4, 2) if rehearse else SHAPES[size], strict=True))
+    shape = dict(
+        zip(NAMES, (64, 128, 2, 4, 2) if rehearse else SHAPES[size], strict=True)
+    )
     data = {
         "source": "python-stdlib",
         "sequence_length": length,
         "tokenizer": {"vocab_size": 512 if rehearse else VOCABULARY},
     }
-    sections: dict[str, Any] = {"data": data, "model": shape | settings.get("model", {})}
-    return PipelineConfig.model_validate(sections | {"train": settings.get("train", {})})
+    sections: dict[str, Any] = {
+        "data": data,
+        "model": shape | settings.get("model", {}),
+    }
+    return PipelineConfig.model_validate(
+        sections | {"train": settings.get("train", {})}
+    )
 
 
 def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
@@ -46,11 +57,15 @@ def two_steps(config: PipelineConfig, micro: int, device: str) -> int:
     with ranks.device:
         model = Llama(model_of(config))
     save_memory(
-        model, config.train, chunk_of(config, "cuda" if device == "cuda" else "cpu", micro * length)
+        model,
+        config.train,
+        chunk_of(config, "cuda" if device == "cuda" else "cpu", micro * length),
     )
     strategy = build_strategy(model, config.train, precision(device), micro, ranks)
     for _ in range(2):  # the optimizer's state exists from the second on
-        rows = torch.randint(model.config.vocab_size, (micro, length + 1), device=ranks.device)
+        rows = torch.randint(
+            model.config.vocab_size, (micro, length + 1), device=ranks.device
+        )
         batch = GlobalBatch([Batch(rows[:, :-1], rows[:, 1:])], micro * length)
         optimizer_step(strategy, batch, 1.0, lambda loss: False, lambda: False, ranks)
     return peak_bytes(device)

@@ -75,7 +75,11 @@ AS_PLANNED = Switches()
 
 
 def ours(
-    config: LlamaConfig, batch: int, length: int, device: str, switches: Switches = AS_PLANNED
+    config: LlamaConfig,
+    batch: int,
+    length: int,
+    device: str,
+    switches: Switches = AS_PLANNED,
 ) -> Step:
     """`optimizer_step` of the workers."""
     torch.set_float32_matmul_precision("highest")
@@ -94,15 +98,24 @@ def ours(
     if switches.compile != "off":
         Compiled(strategy.module, model, switches.compile).switch_on()
     micro_batches = rows_of(config, batch, length, device)
-    data = GlobalBatch([Batch(*rows) for rows in micro_batches], ACCUMULATION * batch * length)
-    return lambda: optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, ranks)
+    data = GlobalBatch(
+        [Batch(*rows) for rows in micro_batches], ACCUMULATION * batch * length
+    )
+    return lambda: optimizer_step(
+        strategy, data, 1.0, lambda loss: False, lambda: False, ranks
+    )
 
 
 def loop(
-    module: nn.Module, loss_of: Callable[..., torch.Tensor], micro_batches: list[Any], device: str
+    module: nn.Module,
+    loss_of: Callable[..., torch.Tensor],
+    micro_batches: list[Any],
+    device: str,
 ) -> Step:
     """The loop that tutorials have, with a fused AdamW."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True
+    )
 
     def step() -> float:
         total = torch.zeros((), device=device)
@@ -126,7 +139,9 @@ def plain(config: LlamaConfig, batch: int, length: int, device: str) -> Step:
     forward = torch.compile(model, dynamic=False)
 
     def loss_of(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(forward(inputs).float().flatten(0, 1), labels.flatten())
+        return nn.functional.cross_entropy(
+            forward(inputs).float().flatten(0, 1), labels.flatten()
+        )
 
     return loop(model, loss_of, rows_of(config, batch, length, device), device)
 
@@ -146,7 +161,9 @@ def theirs(
 
     def loss_of(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = forward(input_ids=inputs, use_cache=False).logits
-        return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        return nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten()
+        )
 
     return loop(model, loss_of, rows_of(config, batch, length, device), device)
 
@@ -158,7 +175,9 @@ def trainer(config: LlamaConfig, batch: int, length: int, device: str) -> Step:
 
     fields: dict[str, Any] = {**config_to_hf(config), "attn_implementation": "sdpa"}
     model = LlamaForCausalLM(TheirConfig(**fields))
-    tokens = torch.randint(config.vocab_size, (TRAINER_STEPS * ACCUMULATION * batch, length))
+    tokens = torch.randint(
+        config.vocab_size, (TRAINER_STEPS * ACCUMULATION * batch, length)
+    )
     settings = TrainingArguments(
         mkdtemp(prefix="trainer-"),
         per_device_train_batch_size=batch,
@@ -189,11 +208,15 @@ CONTESTANTS: dict[str, Callable[..., Step]] = {
 SWITCHED: dict[str, Callable[..., Step]] = {
     "ours, all logits at once": partial(ours, switches=Switches(loss_chunk=0)),
     "ours, 50,257 tokens": partial(ours, switches=Switches(vocabulary=(50257, 1))),
-    "ours, 50,257 tokens, padded": partial(ours, switches=Switches(vocabulary=(50257, 128))),
+    "ours, 50,257 tokens, padded": partial(
+        ours, switches=Switches(vocabulary=(50257, 128))
+    ),
 }
 
 
-def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) -> list[Row]:
+def timed(
+    contestant: str, size: str, length: int, device: str, rehearse: bool
+) -> list[Row]:
     """One contestant's steps, in a process of its own."""
     batch, length = tokens_of(size, length, rehearse)
     config = model_config(size, length, rehearse)
@@ -202,17 +225,27 @@ def timed(contestant: str, size: str, length: int, device: str, rehearse: bool) 
     step = start(config, batch, length, device)
     steps = TRAINER_STEPS if start is trainer else 1
     seconds = (
-        seconds_of(step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3) / steps
+        seconds_of(
+            step, device, rounds=1 if rehearse else 8, warm_up=1 if rehearse else 3
+        )
+        / steps
     )
     tokens = ACCUMULATION * batch * length
     flops = flops_per_token(config, length) * tokens / seconds
     measured = peak_flops(torch.device(device), half(device))
     vendor = vendor_peak(device)
-    row: Row = {"who": contestant, "tokens per step": tokens, "ms per step": 1000 * seconds}
+    row: Row = {
+        "who": contestant,
+        "tokens per step": tokens,
+        "ms per step": 1000 * seconds,
+    }
     row |= {"tokens/s": tokens / seconds, "MFU of measured": flops / measured}
     return [
         row
-        | {"MFU of vendor": flops / vendor if vendor else None, "peak GB": peak_bytes(device) / 1e9}
+        | {
+            "MFU of vendor": flops / vendor if vendor else None,
+            "peak GB": peak_bytes(device) / 1e9,
+        }
     ]
 
 
@@ -235,7 +268,9 @@ def _cases() -> dict[str, Case]:
     for (size, length), names in BY_LENGTH.items():
         for name in names:  # to compile a whole model takes longer
             seconds = 60 if name in ("ours, compile whole", *PEERS[1:3]) else 40
-            cases[f"{size} at {length}: {name}"] = Case(partial(timed, name, size, length), seconds)
+            cases[f"{size} at {length}: {name}"] = Case(
+                partial(timed, name, size, length), seconds
+            )
     return cases
 
 

@@ -68,7 +68,8 @@ class Results:
             names = list(dict.fromkeys(name for row in found["rows"] for name in row))
             lines += [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
             lines += [
-                f"| {' | '.join(shown(row.get(name)) for name in names)} |" for row in found["rows"]
+                f"| {' | '.join(shown(row.get(name)) for name in names)} |"
+                for row in found["rows"]
             ]
             lines.append("")
         return "\n".join(lines)
@@ -81,7 +82,11 @@ def shown(value: Any) -> str:
 
 
 def run_case(
-    part: str, case: str, arguments: argparse.Namespace, env: dict[str, str], limit: float
+    part: str,
+    case: str,
+    arguments: argparse.Namespace,
+    env: dict[str, str],
+    limit: float,
 ) -> dict[str, Any]:
     """The rows of a case, or the error that it ended with; both with its seconds."""
     command = [
@@ -138,7 +143,9 @@ def run_here(part: str, case: str, arguments: argparse.Namespace) -> dict[str, A
 
 def child(part: str, case: str, arguments: argparse.Namespace) -> None:
     """In the case's own process: the rows are the last line."""
-    rows: list[Row] = cases_of(part)[case].function(arguments.device, arguments.rehearse)
+    rows: list[Row] = cases_of(part)[case].function(
+        arguments.device, arguments.rehearse
+    )
     print(f"\n{json.dumps(rows)}", flush=True)
 
 
@@ -166,8 +173,16 @@ def environment(arguments: argparse.Namespace) -> dict[str, str]:
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if path and path not in paths
     ]
-    small = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"} if arguments.rehearse else {}
-    return os.environ | small | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    small = (
+        {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+        if arguments.rehearse
+        else {}
+    )
+    return (
+        os.environ
+        | small
+        | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    )
 
 
 def device_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -187,18 +202,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--case", nargs="+", help="of these parts; default: all")
-    parser.add_argument("--out", default=str(ROOT / "build" / "gpu"), help="folder of the results")
     parser.add_argument(
-        "--wheels", help="folder that collect_wheels.sh wrote; default: everything is installed"
+        "--out", default=str(ROOT / "build" / "gpu"), help="folder of the results"
     )
     parser.add_argument(
-        "--minutes", type=float, default=9.5, help="of this call; a case that does not fit is left"
+        "--wheels",
+        help="folder that collect_wheels.sh wrote; default: everything is installed",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.5,
+        help="of this call; a case that does not fit is left",
     )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument(
-        "--together", action="store_true", help="the cases of a rehearsal in one process"
+        "--together",
+        action="store_true",
+        help="the cases of a rehearsal in one process",
     )
-    parser.add_argument("--again", action="store_true", help="run cases that have a result, too")
+    parser.add_argument(
+        "--again", action="store_true", help="run cases that have a result, too"
+    )
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -221,7 +246,8 @@ def main() -> int:
             ):
                 continue
             limit = min(
-                until - time.monotonic(), 480.0 if arguments.rehearse else 2.0 * case.seconds
+                until - time.monotonic(),
+                480.0 if arguments.rehearse else 2.0 * case.seconds,
             )
             if not arguments.rehearse and limit < case.seconds:
                 left.append(f"{part}/{name}")
@@ -233,9 +259,15 @@ def main() -> int:
                 else run_case(part, name, arguments, env, limit)
             )
             results.add(name, found)
-            print(f"{part}/{name}: {found.get('error', 'done')}, {found['seconds']} s", flush=True)
+            print(
+                f"{part}/{name}: {found.get('error', 'done')}, {found['seconds']} s",
+                flush=True,
+            )
             failed += [f"{part}/{name}"] if "error" in found else []
-        print(results.table() if results.cases else f"{part}: nothing measured", flush=True)
+        print(
+            results.table() if results.cases else f"{part}: nothing measured",
+            flush=True,
+        )
     print(
         f"failed: {', '.join(failed) or 'none'}; left for the next call: {', '.join(left) or 'none'}"
     )

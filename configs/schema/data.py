@@ -23,7 +23,8 @@ class CurriculumStage(Section):
         "multiple of it. Every step has the same number of tokens."
     )
     until: (
-        Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1, strict=True)]
+        Annotated[int, Field(ge=1, strict=True)]
+        | Annotated[float, Field(gt=0, lt=1, strict=True)]
     ) = fixed(
         description="Last step of this stage: a step, or below 1 a fraction of the steps of the "
         "run. A fraction is fixed at the start; a later change of train.max_steps does not move it."
@@ -39,7 +40,8 @@ class DataConfig(TextConfig):
         "format or text_column. No sequence contains text from two sources.",
     )
     min_length: Annotated[int, Field(ge=0)] = fixed(
-        default=0, description="Documents with fewer characters are skipped and counted."
+        default=0,
+        description="Documents with fewer characters are skipped and counted.",
     )
     deduplicate: bool = fixed(
         default=False,
@@ -56,7 +58,8 @@ class DataConfig(TextConfig):
         description="Fraction of documents to hold out, chosen by a hash of their content.",
     )
     sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = fixed(
-        default=256, description="Tokens per training sequence (context length, block size)."
+        default=256,
+        description="Tokens per training sequence (context length, block size).",
     )
     packing: Annotated[str, OneOf(tuple(PACKING))] = fixed(
         default="concat",

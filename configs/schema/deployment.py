@@ -26,7 +26,8 @@ class ScheduleConfig(Section):
         description="Minute, hour, day of month, month and day of week, for example '0 2 * * *'."
     )
     timezone: str = Field(
-        default="UTC", description="Time zone of the cron expression, for example Asia/Tokyo."
+        default="UTC",
+        description="Time zone of the cron expression, for example Asia/Tokyo.",
     )
     active: bool = Field(
         default=True, description="Whether the schedule is active when it is deployed."
@@ -59,7 +60,8 @@ class DeploymentConfig(Section):
         "null: no limit.",
     )
     schedules: list[ScheduleConfig] = Field(
-        default_factory=list[ScheduleConfig], description="Schedules that start runs automatically."
+        default_factory=list[ScheduleConfig],
+        description="Schedules that start runs automatically.",
     )
 
     @model_validator(mode="after")

@@ -68,7 +68,8 @@ class EnvironmentConfig(Section):
         description="CPU threads per worker. auto: the usable cores divided by the workers.",
     )
     distributed_backend: Literal["auto", "gloo", "nccl"] = inexact(
-        default="auto", description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs."
+        default="auto",
+        description="torch.distributed backend. auto: nccl on GPUs, gloo on CPUs.",
     )
     nnodes: Annotated[int, Field(ge=1, le=65536)] = inexact(
         default=1,
@@ -87,7 +88,8 @@ class EnvironmentConfig(Section):
         "default route.",
     )
     master_port: Annotated[int, Field(ge=1, le=65535)] | Literal["auto"] = free(
-        default="auto", description="Port of the rendezvous on node 0. auto: a free port."
+        default="auto",
+        description="Port of the rendezvous on node 0. auto: a free port.",
     )
     communication_timeout: Annotated[float, Field(gt=0, le=1_000_000)] = free(
         default=600.0,
@@ -102,7 +104,8 @@ class EnvironmentConfig(Section):
         "is executed.",
     )
     launcher: Annotated[str, OneOf(tuple(LAUNCHERS))] = free(
-        default="local", description=f"How workers are started. {descriptions(LAUNCHERS)}"
+        default="local",
+        description=f"How workers are started. {descriptions(LAUNCHERS)}",
     )
     srun_options: list[Annotated[str, Field(pattern=SRUN_OPTION)]] = free(
         default_factory=list,

@@ -26,7 +26,8 @@ class RopeScaling(Section):
         description="Maximum sequence length relative to the earlier training."
     )
     original_max_position_embeddings: Size | None = fixed(
-        default=None, description="Sequence length of the earlier training (llama3, yarn)."
+        default=None,
+        description="Sequence length of the earlier training (llama3, yarn).",
     )
     low_freq_factor: Annotated[float, Field(gt=0)] | None = fixed(
         default=None,
@@ -57,16 +58,24 @@ class RopeScaling(Section):
     def _has_what_its_type_needs(self) -> RopeScaling:
         needed_by_type = {
             "linear": (),
-            "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+            "llama3": (
+                "original_max_position_embeddings",
+                "low_freq_factor",
+                "high_freq_factor",
+            ),
             "yarn": ("original_max_position_embeddings",),
         }
-        missing = [key for key in needed_by_type[self.rope_type] if getattr(self, key) is None]
+        missing = [
+            key for key in needed_by_type[self.rope_type] if getattr(self, key) is None
+        ]
         if missing:
             raise ValueError(f"rope_type={self.rope_type} needs {', '.join(missing)}")
         low = self.low_freq_factor
         high = self.high_freq_factor
         if low is not None and high is not None and low >= high:
-            raise ValueError(f"low_freq_factor={low} must be less than high_freq_factor={high}")
+            raise ValueError(
+                f"low_freq_factor={low} must be less than high_freq_factor={high}"
+            )
         fast = self.beta_fast or 32.0
         slow = self.beta_slow or 1.0
         if fast < slow:
@@ -83,7 +92,8 @@ class ModelConfig(Section):
     )
     num_hidden_layers: Size = fixed(default=4, description="Number of decoder layers.")
     num_attention_heads: Size = fixed(
-        default=4, description="Query heads. Must divide hidden_size, unless model.head_dim is set."
+        default=4,
+        description="Query heads. Must divide hidden_size, unless model.head_dim is set.",
     )
     num_key_value_heads: Size | None = fixed(
         default=None,
@@ -105,7 +115,8 @@ class ModelConfig(Section):
         default=0.02, description="Standard deviation of the initial weights."
     )
     tie_word_embeddings: bool = fixed(
-        default=True, description="Use the input embedding as the weight of the output head."
+        default=True,
+        description="Use the input embedding as the weight of the output head.",
     )
     rope_scaling: RopeScaling | None = fixed(
         default=None,
@@ -191,10 +202,17 @@ class ModelConfig(Section):
     def architecture(self, vocab_size: int, sequence_length: int) -> dict[str, Any]:
         """The fields of `model.config.LlamaConfig`: this section, and what the data decide."""
         fields = self.model_dump(mode="json")
-        fields["num_key_value_heads"] = self.num_key_value_heads or self.num_attention_heads
+        fields["num_key_value_heads"] = (
+            self.num_key_value_heads or self.num_attention_heads
+        )
         if self.rope_scaling:
-            fields["rope_scaling"] = self.rope_scaling.model_dump(mode="json", exclude_none=True)
-        return fields | {"vocab_size": vocab_size, "max_position_embeddings": sequence_length}
+            fields["rope_scaling"] = self.rope_scaling.model_dump(
+                mode="json", exclude_none=True
+            )
+        return fields | {
+            "vocab_size": vocab_size,
+            "max_position_embeddings": sequence_length,
+        }
 
     @model_validator(mode="after")
     def _layers_and_heads_agree(self) -> ModelConfig:
@@ -210,12 +228,19 @@ class ModelConfig(Section):
                 f"num_attention_heads={self.num_attention_heads} gives an odd head size; rotary "
                 "positions need an even one"
             )
-        if self.rope_scaling and self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
+        if (
+            self.rope_scaling
+            and self.rope_scaling.rope_type == "yarn"
+            and self.rope_theta <= 1
+        ):
             raise ValueError(
                 f"rope_theta={self.rope_theta} must be more than 1 with rope_type=yarn"
             )
         layers = self.memory_layers
-        for key, value in (("memory_layers", layers), ("memory_maps", self.memory_maps or None)):
+        for key, value in (
+            ("memory_layers", layers),
+            ("memory_maps", self.memory_maps or None),
+        ):
             if value is not None and self.attention != "infini":
                 raise ValueError(
                     f"{key}={str(value).lower()} is for attention=infini, not {self.attention}; "

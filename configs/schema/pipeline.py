@@ -112,7 +112,8 @@ class PipelineConfig(Section):
         """Sources without text in `data`, one sentence per problem."""
         problems: list[str] = []
         places = {
-            f"data.sources.{number}": source for number, source in enumerate(self.data.sources)
+            f"data.sources.{number}": source
+            for number, source in enumerate(self.data.sources)
         } or {"data": self.data}
         for key, text in places.items():
             if text.source == "files" and not text.files:
@@ -120,7 +121,11 @@ class PipelineConfig(Section):
                     f"{key}.files is empty; name text files or globs, set "
                     f"{key}.source=python-stdlib, or list several in data.sources"
                 )
-            if text.source == "passkey" and text.passkey.filler == "files" and not text.files:
+            if (
+                text.source == "passkey"
+                and text.passkey.filler == "files"
+                and not text.files
+            ):
                 problems.append(
                     f"{key}.files is empty; {key}.passkey.filler=files takes the text from there"
                 )

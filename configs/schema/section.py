@@ -42,7 +42,9 @@ class Section(BaseModel):
     def _refuse_a_flag_as_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false where a number is expected; pydantic would take true as 1."""
         assert info.field_name is not None
-        if isinstance(value, bool) and _is_number(cls.model_fields[info.field_name].annotation):
+        if isinstance(value, bool) and _is_number(
+            cls.model_fields[info.field_name].annotation
+        ):
             raise PydanticCustomError("flag_as_number", "true and false are no numbers")
         return value
 
@@ -51,7 +53,9 @@ def _is_number(annotation: Any) -> bool:
     return annotation in (int, float) or any(map(_is_number, get_args(annotation)))
 
 
-PATH: dict[str, Any] = {"format": "path"}  # extra of a field with a path, or a list of them
+PATH: dict[str, Any] = {
+    "format": "path"
+}  # extra of a field with a path, or a list of them
 
 
 def _with_policy(
@@ -95,10 +99,16 @@ def has_paths(field: FieldInfo) -> bool:
 
 def resume_policies(section: type[Section]) -> dict[str, Resume]:
     """The resume policy of each field of a section that states one."""
-    policies = {name: _extra(field).get("resume") for name, field in section.model_fields.items()}
+    policies = {
+        name: _extra(field).get("resume")
+        for name, field in section.model_fields.items()
+    }
     return {name: Resume(policy) for name, policy in policies.items() if policy}
 
 
 def readers_of(section: type[Section]) -> dict[str, Sequence[str]]:
     """The sources that read each key of a section; none: all of them do."""
-    return {name: _extra(field).get("read_by", []) for name, field in section.model_fields.items()}
+    return {
+        name: _extra(field).get("read_by", [])
+        for name, field in section.model_fields.items()
+    }

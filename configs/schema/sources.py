@@ -7,7 +7,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.choices import OneOf
-from infini_llama.configs.schema.section import Section, fixed, free, inexact, readers_of
+from infini_llama.configs.schema.section import (
+    Section,
+    fixed,
+    free,
+    inexact,
+    readers_of,
+)
 from infini_llama.configs.text_formats import (
     DOCUMENT_ENDINGS,
     OTHER_ENDINGS,
@@ -16,8 +22,12 @@ from infini_llama.configs.text_formats import (
     listed,
 )
 
-Form = Literal["passkey", "facts", "overwritten", "variables", "sentences", "niah_single"]
-Pattern = Annotated[str, Field(min_length=1)]  # an empty one would be the working directory
+Form = Literal[
+    "passkey", "facts", "overwritten", "variables", "sentences", "niah_single"
+]
+Pattern = Annotated[
+    str, Field(min_length=1)
+]  # an empty one would be the working directory
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 # Sources as the keys of `TextConfig` name them (`read_by`).
 FILES = "files"
@@ -95,7 +105,9 @@ class TextConfig(Section):
         "folder written by save_to_disk (source: huggingface).",
     )
     dataset_config: str | None = fixed(
-        read_by=(HUB,), default=None, description="Configuration of the dataset, if it has several."
+        read_by=(HUB,),
+        default=None,
+        description="Configuration of the dataset, if it has several.",
     )
     revision: str | None = fixed(
         read_by=(HUB,),
@@ -173,7 +185,9 @@ class TextConfig(Section):
                 value = value.model_dump(exclude_defaults=True)
             instead = ""
             if name in HELD_OUT:
-                instead = "".join(f", or use {other}" for other in HELD_OUT if other in read)
+                instead = "".join(
+                    f", or use {other}" for other in HELD_OUT if other in read
+                )
             raise ValueError(
                 f"{name}={value!r} is not read with source={self.source}; remove it{instead}"
             )
@@ -197,7 +211,9 @@ def keys_read_by(source: str, filler: str = "repeated") -> set[str]:
     """
     reader = PASSKEY_IN_FILES if source == PASSKEY and filler == "files" else source
     return {
-        name for name, readers in readers_of(TextConfig).items() if not readers or reader in readers
+        name
+        for name, readers in readers_of(TextConfig).items()
+        if not readers or reader in readers
     }
 
 

@@ -35,7 +35,9 @@ class TrainingConfig(Section):
         description="Loggers in addition to metrics.jsonl: tensorboard, wandb (the extra `wandb`; "
         "offline with WANDB_MODE=offline).",
     )
-    metrics_hook: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = free(
+    metrics_hook: (
+        Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None
+    ) = free(
         default=None,
         description="A function (module:function) that every worker calls at logged steps with the "
         "model and the step's record. It returns a dict of numbers, which are logged under custom.",
@@ -56,7 +58,9 @@ class TrainingConfig(Section):
         "are in samples.jsonl, result.json and the report. Empty: no samples. Default: the "
         "beginning of a held-out text.",
     )
-    sample_tokens: Annotated[int, Field(ge=1)] = free(default=128, description="Tokens per sample.")
+    sample_tokens: Annotated[int, Field(ge=1)] = free(
+        default=128, description="Tokens per sample."
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = fixed(
         default=1234, description="Seed of the initial weights and of the sample order."
     )
@@ -123,13 +127,15 @@ class TrainingConfig(Section):
     )
     lr_schedule: Annotated[str, OneOf(tuple(SCHEDULES))] = inexact(
         default="cosine",
-        description="Learning-rate schedule after the warm-up. " + descriptions(SCHEDULES),
+        description="Learning-rate schedule after the warm-up. "
+        + descriptions(SCHEDULES),
     )
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = inexact(
         default=0.1, description="Final learning rate as a fraction of the peak."
     )
     warmup_steps: Annotated[int, Field(ge=0)] = inexact(
-        default=100, description="Steps of linear warm-up from zero. Must be fewer than max_steps."
+        default=100,
+        description="Steps of linear warm-up from zero. Must be fewer than max_steps.",
     )
     optimizer: Annotated[str, OneOf(tuple(OPTIMIZERS))] = inexact(
         default="adamw", description=descriptions(OPTIMIZERS)
@@ -220,12 +226,14 @@ class TrainingConfig(Section):
         "backward, with more memory and less communication. Default: 3 with fsdp and hsdp; with "
         "deepspeed the stage in train.deepspeed_config, otherwise 2.",
     )
-    deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = inexact(
-        is_path=True,
-        default=None,
-        description="A DeepSpeed JSON file, or its contents. Its zero_optimization and "
-        "communication settings are used. Batch sizes, optimizer, precision and clipping must be "
-        'left out, be "auto", or agree with the keys of the run.',
+    deepspeed_config: Annotated[str, Field(min_length=1)] | dict[str, Any] | None = (
+        inexact(
+            is_path=True,
+            default=None,
+            description="A DeepSpeed JSON file, or its contents. Its zero_optimization and "
+            "communication settings are used. Batch sizes, optimizer, precision and clipping must be "
+            'left out, be "auto", or agree with the keys of the run.',
+        )
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto",
@@ -264,12 +272,18 @@ class TrainingConfig(Section):
         if self.max_steps is not None:
             return self.max_steps
         if self.max_tokens is not None:
-            return -(-count(self.max_tokens) // (self.global_batch_size * sequence_length))
+            return -(
+                -count(self.max_tokens) // (self.global_batch_size * sequence_length)
+            )
         return max(1, round(1000 * (self.num_epochs or 1.0)))
 
     def planned_tokens(self, sequence_length: int) -> int:
         """Tokens that the model reads in these steps."""
-        return self.global_batch_size * sequence_length * self.planned_steps(sequence_length)
+        return (
+            self.global_batch_size
+            * sequence_length
+            * self.planned_steps(sequence_length)
+        )
 
     @property
     def least_micro_batch(self) -> int:
@@ -291,7 +305,9 @@ class TrainingConfig(Section):
     @field_validator("eval_tokens")
     @classmethod
     def _in_numbers(cls, value: Count | None) -> Count | None:
-        return None if value is None else count(value)  # 1M and 1000000 are the same run
+        return (
+            None if value is None else count(value)
+        )  # 1M and 1000000 are the same run
 
     @model_validator(mode="after")
     def _a_span_of_steps(self) -> TrainingConfig:
@@ -304,11 +320,18 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:
-        lengths = {name: getattr(self, name) for name in ("max_steps", "num_epochs", "max_tokens")}
+        lengths = {
+            name: getattr(self, name)
+            for name in ("max_steps", "num_epochs", "max_tokens")
+        }
         lengths = {name: value for name, value in lengths.items() if value is not None}
         if len(lengths) > 1:
-            settings = " and ".join(f"{name}={value}" for name, value in lengths.items())
-            raise ValueError(f"{settings} both set the length of the run; set all but one to null")
+            settings = " and ".join(
+                f"{name}={value}" for name, value in lengths.items()
+            )
+            raise ValueError(
+                f"{settings} both set the length of the run; set all but one to null"
+            )
         if not lengths:
             self.max_steps = 1000
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
@@ -319,7 +342,10 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _choices_fit_each_other(self) -> TrainingConfig:
-        if self.early_stopping_patience is not None and duration(self.eval_steps).unit == "seconds":
+        if (
+            self.early_stopping_patience is not None
+            and duration(self.eval_steps).unit == "seconds"
+        ):
             raise ValueError(
                 f"early_stopping_patience={self.early_stopping_patience} cannot be combined with "
                 f"eval_steps={self.eval_steps}: when a run "

@@ -42,11 +42,15 @@ class Command(NamedTuple):
     is_resumed: bool
 
 
-def command(help: str, function: str, *arguments: Argument, is_resumed: bool = False) -> Command:
+def command(
+    help: str, function: str, *arguments: Argument, is_resumed: bool = False
+) -> Command:
     return Command(help, function, arguments, is_resumed)
 
 
-def option(usage: str, help: str, *, repeated: bool = False, **settings: Any) -> Argument:
+def option(
+    usage: str, help: str, *, repeated: bool = False, **settings: Any
+) -> Argument:
     """An option.
 
     Args:
@@ -74,7 +78,11 @@ def argument(name: str, metavar: str, help: str, **settings: Any) -> Argument:
 
 
 def number(
-    kind: type[int] | type[float], least: int, most: float = LARGEST, *, above: bool = False
+    kind: type[int] | type[float],
+    least: int,
+    most: float = LARGEST,
+    *,
+    above: bool = False,
 ) -> Callable[[str], float]:
     """The type of a numeric option.
 
@@ -115,7 +123,9 @@ def count(text: str) -> int:
     written = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbg]?)", text.lower())
     value = float(written[1]) * UNITS[written[2]] if written else 0
     if not 1 <= value <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is not a number such as 4096, 128k or 1.5M")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number such as 4096, 128k or 1.5M"
+        )
     return round(value)
 
 
@@ -130,14 +140,20 @@ CONFIG, OPTIONAL_CONFIG = (
     argument("config", "CONFIG", CONFIG_HELP, nargs=nargs) for nargs in (None, "?")
 )
 OVERRIDES = argument(
-    "overrides", "key=value", "a key of the configuration and its value", nargs="*", default=[]
+    "overrides",
+    "key=value",
+    "a key of the configuration and its value",
+    nargs="*",
+    default=[],
 )
 RUN = argument("run", "RUN", "name or path of a run")
 CHECKPOINT = option(
     "--checkpoint NAME", "latest, best, or the name of a checkpoint", default="latest"
 )
 DEPLOYED, OPTIONAL_DEPLOYED = (
-    argument("configs", "CONFIG", "YAML or JSON file; one deployment per file", nargs=nargs)
+    argument(
+        "configs", "CONFIG", "YAML or JSON file; one deployment per file", nargs=nargs
+    )
     for nargs in "+*"
 )
 GPUS = option("--gpus N", "GPU limit for all runs together", type=POSITIVE)
@@ -155,9 +171,18 @@ COMMANDS = {
         "write a commented configuration for your text and this machine",
         "init.init",
         argument(
-            "output", "FILE", "file to write (default: my.yaml)", nargs="?", default="my.yaml"
+            "output",
+            "FILE",
+            "file to write (default: my.yaml)",
+            nargs="?",
+            default="my.yaml",
         ),
-        option("--files PATH", "your text: file, folder or glob", repeated=True, required=True),
+        option(
+            "--files PATH",
+            "your text: file, folder or glob",
+            repeated=True,
+            required=True,
+        ),
         option("--text-column NAME", "field or column with the text (default: text)"),
         option(
             "--from MODEL",
@@ -168,9 +193,15 @@ COMMANDS = {
             "infini: Infini-attention (default: softmax, or as in MODEL)",
             choices=ATTENTIONS,
         ),
-        option("--tokens N", "tokens to train on, such as 300M (default: by the text)", type=count),
         option(
-            "--parameters N", "size of the model, such as 30M (default: by the text)", type=count
+            "--tokens N",
+            "tokens to train on, such as 300M (default: by the text)",
+            type=count,
+        ),
+        option(
+            "--parameters N",
+            "size of the model, such as 30M (default: by the text)",
+            type=count,
         ),
         option(
             "--hours H",
@@ -202,8 +233,12 @@ COMMANDS = {
     "verify": command(
         "verify a dataset",
         "stages.verify",
-        argument("dataset", "DATASET", "name or path of a dataset, or its configuration"),
-        option("--deep", "verify every checksum, token and sequence, and print samples"),
+        argument(
+            "dataset", "DATASET", "name or path of a dataset, or its configuration"
+        ),
+        option(
+            "--deep", "verify every checksum, token and sequence, and print samples"
+        ),
         option("--html FILE", "also write the checks and statistics as an HTML page"),
     ),
     "train": command(
@@ -212,7 +247,8 @@ COMMANDS = {
         CONFIG,
         OVERRIDES,
         option(
-            "--dataset DATASET", "name or path of the dataset (default: that of the configuration)"
+            "--dataset DATASET",
+            "name or path of the dataset (default: that of the configuration)",
         ),
         is_resumed=True,
     ),
@@ -220,7 +256,9 @@ COMMANDS = {
         "join a multi-node run with this machine",
         "stages.join",
         argument(
-            "run", "RUN", "name of the run, or path of its folder (which can still be missing)"
+            "run",
+            "RUN",
+            "name of the run, or path of its folder (which can still be missing)",
         ),
         is_resumed=True,
     ),
@@ -229,7 +267,10 @@ COMMANDS = {
         "describe a run or dataset; write the page of a run (also during training)",
         "runs.report",
         argument("path", "PATH", "name or path of a run or a dataset"),
-        option("--html FILE", "write the page here (default of a run: report.html in its folder)"),
+        option(
+            "--html FILE",
+            "write the page here (default of a run: report.html in its folder)",
+        ),
         option("--open", "open the page in a browser"),
     ),
     "compare": command(
@@ -246,10 +287,16 @@ COMMANDS = {
         option("--prompt TEXT", "text to continue", repeated=True),
         option("--prompt-file FILE", "file with text to continue", repeated=True),
         option(
-            "--max-new-tokens N", "maximum number of generated tokens", type=POSITIVE, default=128
+            "--max-new-tokens N",
+            "maximum number of generated tokens",
+            type=POSITIVE,
+            default=128,
         ),
         option(
-            "--temperature T", "0: always the most likely token", type=NOT_NEGATIVE, default=0.8
+            "--temperature T",
+            "0: always the most likely token",
+            type=NOT_NEGATIVE,
+            default=0.8,
         ),
         option("--top-k K", "sample from the K most likely tokens", type=POSITIVE),
         option(
@@ -263,9 +310,14 @@ COMMANDS = {
             type=SHARE_ABOVE_ZERO,
         ),
         option(
-            "--repetition-penalty R", "above 1: fewer repetitions", type=ABOVE_ZERO, default=1.0
+            "--repetition-penalty R",
+            "above 1: fewer repetitions",
+            type=ABOVE_ZERO,
+            default=1.0,
         ),
-        option("--stop TEXT", "end the text at this string", repeated=True, type=non_empty),
+        option(
+            "--stop TEXT", "end the text at this string", repeated=True, type=non_empty
+        ),
         option("--no-memory", "turn off Infini-attention's memory"),
         option("--seed S", "seed of the sampling", type=SEED, default=0),
     ),
@@ -286,10 +338,17 @@ COMMANDS = {
             "of the dataset, without --files (default: validation)",
             choices=["validation", "train"],
         ),
-        option("--sequences N", "only N sequences, drawn from the whole split", type=POSITIVE),
-        option("--stream", "read each file as one text with constant memory (not softmax)"),
         option(
-            "--passkey", "instead of perplexity: retrieval of hidden numbers by length and depth"
+            "--sequences N",
+            "only N sequences, drawn from the whole split",
+            type=POSITIVE,
+        ),
+        option(
+            "--stream", "read each file as one text with constant memory (not softmax)"
+        ),
+        option(
+            "--passkey",
+            "instead of perplexity: retrieval of hidden numbers by length and depth",
         ),
         option(
             "--lengths --context N",
@@ -315,7 +374,14 @@ COMMANDS = {
         option(
             "--form",
             "with --segments or --files: what is hidden, as data.passkey.form (default: passkey)",
-            choices=["passkey", "facts", "overwritten", "variables", "sentences", "niah_single"],
+            choices=[
+                "passkey",
+                "facts",
+                "overwritten",
+                "variables",
+                "sentences",
+                "niah_single",
+            ],
         ),
         option(
             "--filler",
@@ -328,12 +394,16 @@ COMMANDS = {
             "with --passkey: numbers per length and depth (default: 10)",
             type=POSITIVE,
         ),
-        option("--seed S", "with --passkey: seed of the numbers (default: 0)", type=SEED),
+        option(
+            "--seed S", "with --passkey: seed of the numbers (default: 0)", type=SEED
+        ),
     ),
     "heads": command(
         "measure which attention heads of a Llama retrieve, and could learn to read a memory",
         "models.heads",
-        argument("model", "MODEL", "name on the Hugging Face Hub, or folder with safetensors"),
+        argument(
+            "model", "MODEL", "name on the Hugging Face Hub, or folder with safetensors"
+        ),
         option("--revision REV", "branch, tag or commit on the Hub (default: main)"),
         option("--picture FILE", "also draw the scores of all heads (.png or .svg)"),
         option("--seed S", "seed of the texts", type=SEED, default=0),
@@ -345,12 +415,16 @@ COMMANDS = {
         CHECKPOINT,
         option("--output DIR", "folder to write; it must not exist yet", required=True),
         option("--dtype", "type of the weights", choices=DTYPES, default="float32"),
-        option("--max-shard-size SIZE", "maximum size of a weights file", default="5GB"),
+        option(
+            "--max-shard-size SIZE", "maximum size of a weights file", default="5GB"
+        ),
     ),
     "import": command(
         "write a configuration that starts from a Hugging Face Llama",
         "models.import_folder",
-        argument("model", "MODEL", "name on the Hugging Face Hub, or folder with safetensors"),
+        argument(
+            "model", "MODEL", "name on the Hugging Face Hub, or folder with safetensors"
+        ),
         option("--revision REV", "branch, tag or commit on the Hub (default: main)"),
         option("--output FILE", "file to write (default: <name of MODEL>.yaml)"),
         option(
@@ -359,7 +433,9 @@ COMMANDS = {
             choices=ATTENTIONS,
         ),
         option("--segment-length N", "tokens per segment (infini)", type=POSITIVE),
-        option("--attend-previous-segment", "segments also see the one before (infini)"),
+        option(
+            "--attend-previous-segment", "segments also see the one before (infini)"
+        ),
     ),
     "serve": command(
         "start a Prefect server with UI, deployments and a worker",
@@ -373,7 +449,9 @@ COMMANDS = {
             repeated=True,
         ),
         option("--port PORT", "port of the server and UI", type=POSITIVE, default=4200),
-        option("--limit N", "maximum number of concurrent runs", type=POSITIVE, default=1),
+        option(
+            "--limit N", "maximum number of concurrent runs", type=POSITIVE, default=1
+        ),
     ),
     "deploy": command(
         "create or update deployments on the server PREFECT_API_URL",
@@ -393,13 +471,21 @@ COMMANDS = {
         option("--strict", "exit with 1 if there is a warning"),
     ),
     "estimate": command(
-        "estimate parameters, FLOPs and memory of a run", "stages.estimate", CONFIG, OVERRIDES
+        "estimate parameters, FLOPs and memory of a run",
+        "stages.estimate",
+        CONFIG,
+        OVERRIDES,
     ),
     "gc": command(
         "list old and unused files; --yes deletes them",
         "runs.gc",
         option("--yes", "delete the files instead of listing them"),
-        option("--older-than DAYS", "keep files younger than this", type=NOT_NEGATIVE, default=1.0),
+        option(
+            "--older-than DAYS",
+            "keep files younger than this",
+            type=NOT_NEGATIVE,
+            default=1.0,
+        ),
         option(
             "--keep-checkpoints N",
             "also include all but the N newest checkpoints of each run (at least 2, as the newest "
@@ -414,7 +500,9 @@ COMMANDS = {
     "completion": command(
         "print a shell completion script",
         "commands.completion",
-        argument("shell", "SHELL", "bash, zsh or fish", choices=["bash", "zsh", "fish"]),
+        argument(
+            "shell", "SHELL", "bash, zsh or fish", choices=["bash", "zsh", "fish"]
+        ),
     ),
     "help": command(
         "print this help, or the help of a command",
@@ -423,7 +511,9 @@ COMMANDS = {
     ),
 }
 EVERY_COMMAND = [
-    option("--json", "print one JSON object on stdout; all other output goes to stderr"),
+    option(
+        "--json", "print one JSON object on stdout; all other output goes to stderr"
+    ),
     option("--quiet", "print only warnings and the result"),
     option("--verbose", "print more log lines, and tracebacks of errors"),
 ]
@@ -435,7 +525,16 @@ GROUPS = {
     ),
     "Results": (
         'generate tiny --prompt "import os"',
-        ("runs", "report", "compare", "generate", "evaluate", "heads", "export", "import"),
+        (
+            "runs",
+            "report",
+            "compare",
+            "generate",
+            "evaluate",
+            "heads",
+            "export",
+            "import",
+        ),
     ),
     "Prefect": ("serve tiny", ("serve", "deploy")),
     "Tools": ("doctor tiny", ("doctor", "estimate", "gc", "completion", "help")),
@@ -467,7 +566,10 @@ def overview() -> str:
         "",
         "Exit codes:",
     ]
-    codes = {str(int(code)): ending.of_command or ending.cause for code, ending in ENDINGS.items()}
+    codes = {
+        str(int(code)): ending.of_command or ending.cause
+        for code, ending in ENDINGS.items()
+    }
     codes |= OTHER_CODES
     in_order = sorted(codes.items(), key=lambda item: int(item[0].partition(",")[0]))
     lines += [f"{code:>10}  {meaning}" for code, meaning in in_order]
@@ -534,14 +636,20 @@ def build_parser() -> Parser:
 def _unknown_command(name: str) -> str:
     """Message for a command that does not exist, with the most similar one."""
     similar = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {similar[0]}?" if similar else "'infini-llama help' lists the commands."
+    hint = (
+        f"did you mean {similar[0]}?"
+        if similar
+        else "'infini-llama help' lists the commands."
+    )
     return f"unknown command '{name}'; {hint}"
 
 
 def call(arguments: argparse.Namespace) -> Answer:
     """Import the module of the parsed command, and call the command's function."""
     module, _, name = COMMANDS[arguments.command].function.partition(".")
-    function = getattr(importlib.import_module(f"infini_llama.flows.cli.{module}"), name)
+    function = getattr(
+        importlib.import_module(f"infini_llama.flows.cli.{module}"), name
+    )
     return function(arguments)
 
 

@@ -39,7 +39,9 @@ class PlainHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
         progress = progress_of(record)
-        due = self.next_at.setdefault(record.name, now + LINES_APART)  # short work is not logged
+        due = self.next_at.setdefault(
+            record.name, now + LINES_APART
+        )  # short work is not logged
         if (
             progress is not None
             and not progress.due
@@ -89,9 +91,13 @@ class BarHandler(logging.Handler):
         ]
         self.progress = Progress(*columns, console=console, expand=True)
         self.bars: dict[str, TaskID] = {}
-        self.kinds: dict[str, tuple[float | None, str]] = {}  # total and unit of each bar
+        self.kinds: dict[
+            str, tuple[float | None, str]
+        ] = {}  # total and unit of each bar
         self.newest: dict[str, str] = {}  # the newest line of each bar
-        self.losses: dict[int, tuple[float, int]] = {}  # per SPARKS-th of the run: sum and count
+        self.losses: dict[
+            int, tuple[float, int]
+        ] = {}  # per SPARKS-th of the run: sum and count
         self.saved = ""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -112,22 +118,30 @@ class BarHandler(logging.Handler):
     def _move(self, record: logging.LogRecord, reported: Reached) -> None:
         stage = stage_of(record)
         kind = (reported.total, reported.unit)
-        if stage not in self.bars or self.kinds[stage] != kind:  # new work of the same stage
+        if (
+            stage not in self.bars or self.kinds[stage] != kind
+        ):  # new work of the same stage
             self._retire(stage)
             self.progress.start()
-            self.bars[stage] = self.progress.add_task("", total=reported.total, stage=stage)
+            self.bars[stage] = self.progress.add_task(
+                "", total=reported.total, stage=stage
+            )
             self.kinds[stage] = kind
         text = words(record)
         if reported.loss is not None:
             if not math.isnan(reported.loss):
-                part = min(SPARKS - 1, int(reported.done * SPARKS // (reported.total or 1)))
+                part = min(
+                    SPARKS - 1, int(reported.done * SPARKS // (reported.total or 1))
+                )
                 total, count = self.losses.get(part, (0.0, 0))
                 self.losses[part] = (total + reported.loss, count + 1)
             text = (
                 f"{text}  {sparkline([total / count for total, count in self.losses.values()])}"
                 f"{self.saved}"
             )
-        self.progress.update(self.bars[stage], completed=reported.done, description=text)
+        self.progress.update(
+            self.bars[stage], completed=reported.done, description=text
+        )
         self.newest[stage] = line(record)
 
     def _retire_finished(self, current: str) -> None:
@@ -153,7 +167,9 @@ def sparkline(values: list[float]) -> str:
     """One block character per value, scaled from the lowest to the highest."""
     least = min(values, default=0.0)
     spread = (max(values, default=0.0) - least) or 1.0
-    return "".join(BLOCKS[round((value - least) / spread * (len(BLOCKS) - 1))] for value in values)
+    return "".join(
+        BLOCKS[round((value - least) / spread * (len(BLOCKS) - 1))] for value in values
+    )
 
 
 def stage_of(record: logging.LogRecord) -> str:
@@ -161,7 +177,9 @@ def stage_of(record: logging.LogRecord) -> str:
 
 
 def line(record: logging.LogRecord) -> str:
-    severity = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+    severity = (
+        f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+    )
     return f"{stage_of(record):<11} {severity}{words(record)}"
 
 
@@ -171,7 +189,9 @@ def words(record: logging.LogRecord) -> str:
     progress = progress_of(record)
     if progress is None:
         return message
-    far = f"{progress.done:,.10g}" + (f"/{progress.total:,.10g}" if progress.total else "")
+    far = f"{progress.done:,.10g}" + (
+        f"/{progress.total:,.10g}" if progress.total else ""
+    )
     return message if far in message else f"{message}  {far} {progress.unit}"
 
 
@@ -202,11 +222,15 @@ def summary_text(summary: "RunSummary") -> str:
 
     loss = summary.validation_loss
     bits = summary.unigram_entropy_bits
-    validation = "not finite or not measured" if loss is None else f"{loss:.4f} nats per token"
+    validation = (
+        "not finite or not measured" if loss is None else f"{loss:.4f} nats per token"
+    )
     if loss is not None and bits is not None:
         entropy = bits * NATS_PER_BIT
         side = "below" if loss < entropy else "ABOVE"
-        validation += f", {abs(entropy - loss):.2f} {side} the unigram entropy of {entropy:.4f}"
+        validation += (
+            f", {abs(entropy - loss):.2f} {side} the unigram entropy of {entropy:.4f}"
+        )
     state = "had already finished" if summary.already_finished else "finished"
     targets = (
         ""

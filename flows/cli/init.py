@@ -68,9 +68,7 @@ SAMPLED_BYTES = 4 * 2**20
 FEWEST_SEQUENCES = 16
 SHORTEST = 128
 FEWEST_STEPS = 200
-FREE_MEMORY = (
-    "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
-)
+FREE_MEMORY = "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
 CONTINUED_BATCH = 2**19  # tokens per step at most, where training continues
 HOURS = 24.0
 # Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per
@@ -183,7 +181,10 @@ def init(arguments: Namespace) -> Answer:
     if record.warning:
         log.warning(record.warning)
     text = as_text(record.model_dump(mode="json", exclude={"warning"}))
-    return record.to_json(), f"{text}\n\nread it, then: infini-llama run {shlex.quote(str(output))}"
+    return (
+        record.to_json(),
+        f"{text}\n\nread it, then: infini-llama run {shlex.quote(str(output))}",
+    )
 
 
 def write_new(
@@ -203,7 +204,9 @@ def write_new(
     """
     _refuse(output)
     text, facts = _sampled(files, home, machine, overrides.text_column)
-    planned = [_planned(size, text.tokens, facts, home, overrides, attention) for size in SIZES]
+    planned = [
+        _planned(size, text.tokens, facts, home, overrides, attention) for size in SIZES
+    ]
     fitting = [fitted for fitted in planned if fitted is not None]
     if not fitting:
         raise ConfigError(
@@ -247,8 +250,12 @@ def write_continuation(
         encoder = TextEncoder(load(settings), settings.split_special_tokens)
     text, facts = _sampled(files, home, machine, overrides.text_column, encoder)
     size = parameters_of(folder)
-    tokens = overrides.tokens or min(text.tokens, int(_affordable(facts, overrides) / (6 * size)))
-    fitted = _fitted(mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home)
+    tokens = overrides.tokens or min(
+        text.tokens, int(_affordable(facts, overrides) / (6 * size))
+    )
+    fitted = _fitted(
+        mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home
+    )
     if fitted is None:
         raise ConfigError(
             f"{_machine(facts)}: {model} with {_count(size)} parameters does not fit; {FREE_MEMORY}"
@@ -408,7 +415,9 @@ def _lines(
             yield ""
         name = within + key
         is_section = isinstance(value, dict)
-        line = "  " * within.count(".") + (f"{key}:" if is_section else f"{key}: {_value(value)}")
+        line = "  " * within.count(".") + (
+            f"{key}:" if is_section else f"{key}: {_value(value)}"
+        )
         yield f"{line:<{COMMENTS_AT}} # {comments[name]}" if name in comments else line
         if is_section:
             yield from _lines(value, comments, f"{name}.")
@@ -422,10 +431,14 @@ def _value(value: object) -> str:
         return json.dumps(value)
     if re.fullmatch(r"[\w./-]+", value) and parse_yaml(value) == value:
         return value
-    return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).strip()
+    return yaml.safe_dump(
+        value, default_style='"', allow_unicode=True, width=math.inf
+    ).strip()
 
 
-def sampled_tokens(files: Sequence[TextInput], encoder: TextEncoder | None = None) -> int:
+def sampled_tokens(
+    files: Sequence[TextInput], encoder: TextEncoder | None = None
+) -> int:
     """Tokens in these files, estimated from the text in some whole files of them.
 
     The tokens are counted by the encoder, where it is known.
@@ -481,7 +494,12 @@ class Fitted:
 
 
 def _planned(
-    size: Size, text: int, facts: MachineFacts, home: Path, overrides: Overrides, attention: str
+    size: Size,
+    text: int,
+    facts: MachineFacts,
+    home: Path,
+    overrides: Overrides,
+    attention: str,
 ) -> Fitted | None:
     """A new model of this size with its length, batch and steps.
 
@@ -570,15 +588,23 @@ def _choose(
 ) -> tuple[Fitted, str]:
     """The size to train, and the reason."""
     if parameters := overrides.parameters:
-        nearest = min(fitting, key=lambda plan: abs(math.log(plan.parameters / parameters)))
+        nearest = min(
+            fitting, key=lambda plan: abs(math.log(plan.parameters / parameters))
+        )
         return nearest, f"the nearest to {_count(parameters)}"
     tokens = overrides.tokens or MOST_EPOCHS * text
-    enough = [plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens]
+    enough = [
+        plan for plan in fitting if TOKENS_PER_PARAMETER * plan.parameters <= tokens
+    ]
     enough = enough or fitting[:1]
     timely = enough
     if overrides.tokens is None or overrides.hours:
         flops = _affordable(facts, overrides)
-        timely = [plan for plan in enough if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= flops]
+        timely = [
+            plan
+            for plan in enough
+            if 6 * TOKENS_PER_PARAMETER * plan.parameters**2 <= flops
+        ]
     chosen = (timely or enough[:1])[-1]
     if chosen is fitting[-1] and len(fitting) < len(SIZES):
         return chosen, "the largest that fits into the memory"
@@ -595,12 +621,16 @@ def _choose(
 
 def _affordable(facts: MachineFacts, overrides: Overrides) -> float:
     """FLOPs of the hours, at an assumed speed."""
-    speed = sum(map(_speed, facts.gpus)) if facts.gpus else CORE_SPEED * max(1, facts.cores)
+    speed = (
+        sum(map(_speed, facts.gpus)) if facts.gpus else CORE_SPEED * max(1, facts.cores)
+    )
     return 3600 * (overrides.hours or HOURS) * speed
 
 
 def _speed(gpu: Gpu) -> float:
-    return next(speed for capability, speed in GPU_SPEED.items() if gpu.capability >= capability)
+    return next(
+        speed for capability, speed in GPU_SPEED.items() if gpu.capability >= capability
+    )
 
 
 def _machine(facts: MachineFacts) -> str:
@@ -643,10 +673,17 @@ def _sections(fitted: Fitted, text: Text, name: str) -> dict[str, Any]:
         "micro_batch_size": "auto",
     }
     every = max(1, fitted.steps // 20)
-    rest = {"warmup_steps": fitted.steps // 20, "eval_steps": every, "save_steps": every}
+    rest = {
+        "warmup_steps": fitted.steps // 20,
+        "eval_steps": every,
+        "save_steps": every,
+    }
     held_out = _held_out(text.files, fitted.length)
     return {
-        "data": fitted.mapping["data"] | {"files": text.patterns} | text.column | held_out,
+        "data": fitted.mapping["data"]
+        | {"files": text.patterns}
+        | text.column
+        | held_out,
         "model": fitted.mapping["model"],
         "train": fitted.mapping["train"] | size | fitted.saving | rest,
         "runtime": {"name": name},
@@ -663,7 +700,8 @@ def _held_out(files: list[File], length: int) -> dict[str, object]:
         return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
     by_size = sorted(files, key=lambda file: file.size())
     chosen = next(
-        (file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN), by_size[-1]
+        (file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN),
+        by_size[-1],
     )
     return {"validation_files": [str(chosen.path)]}
 

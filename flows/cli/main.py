@@ -117,7 +117,9 @@ def main(arguments: list[str] | None = None) -> int:
             print_if_possible("".join(traceback.format_exception(error)), sys.stderr)
         print_if_possible(f"infini-llama: {escaped(sentence)}", sys.stderr)
         if parsed.json:
-            print_if_possible(json.dumps({"error": sentence, "exit_code": code}), sys.stdout)
+            print_if_possible(
+                json.dumps({"error": sentence, "exit_code": code}), sys.stdout
+            )
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -165,7 +167,9 @@ def _hints(unknown: list[str]) -> str:
     from infini_llama.configs import other_names
 
     hints = []
-    for option in dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")):
+    for option in dict.fromkeys(
+        word.partition("=")[0] for word in unknown if word.startswith("-")
+    ):
         name = option.lstrip("-").lower().replace("-", "_")
         settings = " or ".join(f"{key}=VALUE" for key in other_names.nearest((name,)))
         hint = other_names.OPTIONS.get(name) or (settings and f"write {settings}")
@@ -192,10 +196,16 @@ def explain(error: BaseException, is_resumed: bool) -> tuple[int, str]:
         return error.exit_code, str(error)
     if isinstance(error, (KeyboardInterrupt, Stopped)):
         if not is_resumed:
-            number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+            number = (
+                signal.SIGINT
+                if isinstance(error, KeyboardInterrupt)
+                else signal.SIGTERM
+            )
             return 128 + number, "stopped before its end; run the same command again."
         preempted = _preempted_behind(error)
-        sentence = "stopped; everything committed is kept, and the same command resumes."
+        sentence = (
+            "stopped; everything committed is kept, and the same command resumes."
+        )
         return ExitCode.PREEMPTED, sentence if preempted is None else str(preempted)
     if sentence := no_space(error):
         return ExitCode.UNEXPECTED, sentence

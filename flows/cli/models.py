@@ -14,7 +14,12 @@ from pydantic import JsonValue
 from infini_llama.configs.errors import ConfigError, escaped
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.flows.cli.console import Answer
-from infini_llama.flows.cli.tables import as_text, evaluation_text, heads_text, passkey_text
+from infini_llama.flows.cli.tables import (
+    as_text,
+    evaluation_text,
+    heads_text,
+    passkey_text,
+)
 from infini_llama.flows.naming import find
 
 if TYPE_CHECKING:
@@ -52,7 +57,9 @@ def generate(arguments: Namespace) -> Answer:
     model.use_memory(not arguments.no_memory)
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     sampling = Sampling(**{name: getattr(arguments, name) for name in names})
-    writer = Writer(model, tokenizer, encoded, end_tokens_of(run), tuple(arguments.stop))
+    writer = Writer(
+        model, tokenizer, encoded, end_tokens_of(run), tuple(arguments.stop)
+    )
     warn_beyond_trained_length(run, writer, arguments.max_new_tokens)
     single = len(prompts) == 1 and not arguments.json
     if single:
@@ -62,12 +69,15 @@ def generate(arguments: Namespace) -> Answer:
             print(escaped(piece), end="", flush=True)
     written = list(zip(prompts, writer.texts, writer.tokens, strict=True))
     texts: list[JsonValue] = [
-        {"prompt": prompt, "text": text, "tokens": [*tokens]} for prompt, text, tokens in written
+        {"prompt": prompt, "text": text, "tokens": [*tokens]}
+        for prompt, text, tokens in written
     ]
     if single:
         print(flush=True)
         return {"texts": texts}, ""
-    numbered = [f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1)]
+    numbered = [
+        f"[{i}] {prompt}{text}" for i, (prompt, text, _) in enumerate(written, 1)
+    ]
     return {"texts": texts}, "\n\n".join(numbered)
 
 
@@ -77,7 +87,9 @@ def prompt_of(file: str) -> str:
     try:
         return Path(file).read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompt-file {file} cannot be read as UTF-8 text: {error}") from error
+        raise ConfigError(
+            f"--prompt-file {file} cannot be read as UTF-8 text: {error}"
+        ) from error
 
 
 def evaluate(arguments: Namespace) -> Answer:
@@ -86,13 +98,17 @@ def evaluate(arguments: Namespace) -> Answer:
     _refuse(arguments, PASSKEY, "only with --passkey; use both or neither.")
     if arguments.files:
         _refuse(
-            arguments, ("split", "sequences"), "not with --files, which is read whole; remove them."
+            arguments,
+            ("split", "sequences"),
+            "not with --files, which is read whole; remove them.",
         )
     run = find(arguments.run, "runs")
     if arguments.stream and not arguments.files:
         raise ConfigError("--stream needs --files: it reads each file as one text.")
     if arguments.source and not arguments.files:
-        raise ConfigError("--source needs --files, which are read as that source of the run is.")
+        raise ConfigError(
+            "--source needs --files, which are read as that source of the run is."
+        )
     from infini_llama.tasks.evaluate.stage import evaluate as evaluate_run
     from infini_llama.tasks.evaluate.stage import evaluate_files
 
@@ -121,9 +137,17 @@ def _is_given(value: object) -> bool:
 
 def _passkey(arguments: Namespace) -> Answer:
     perplexity = ("split", "sequences", "stream")
-    _refuse(arguments, perplexity, "not with --passkey, which makes its own texts; remove them.")
+    _refuse(
+        arguments,
+        perplexity,
+        "not with --passkey, which makes its own texts; remove them.",
+    )
     if not arguments.files:
-        _refuse(arguments, ("source",), "with --passkey only with --files; use both or neither.")
+        _refuse(
+            arguments,
+            ("source",),
+            "with --passkey only with --files; use both or neither.",
+        )
     run = find(arguments.run, "runs")
     if arguments.files:
         reason = "not with --passkey and --files, which asks after --lengths tokens; remove them."
@@ -153,7 +177,9 @@ def _passkey(arguments: Namespace) -> Answer:
         )
     elif arguments.segments:
         filler = arguments.filler or "repeated"
-        record = find_passkeys_across(run, checkpoint, arguments.segments, facts, filler)
+        record = find_passkeys_across(
+            run, checkpoint, arguments.segments, facts, filler
+        )
     else:
         depths = arguments.depths or DEPTHS
         record = find_passkeys(run, checkpoint, lengths, depths, samples, seed)
@@ -221,7 +247,11 @@ def export(arguments: Namespace) -> Answer:
     from infini_llama.tasks.export.exporting import export as export_run
 
     record = export_run(
-        run, Path(arguments.output), arguments.checkpoint, arguments.dtype, arguments.max_shard_size
+        run,
+        Path(arguments.output),
+        arguments.checkpoint,
+        arguments.dtype,
+        arguments.max_shard_size,
     )
     if record.custom_code:
         log.warning(

@@ -39,7 +39,9 @@ def report(arguments: Namespace) -> Answer:
         import webbrowser
 
         if page is None:
-            log.warning("no page was written, so nothing was opened; --html FILE writes one")
+            log.warning(
+                "no page was written, so nothing was opened; --html FILE writes one"
+            )
         elif not webbrowser.open(page.as_uri()):
             log.warning("no browser could be started; open the page yourself")
     return record, text
@@ -65,14 +67,24 @@ def _run(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
         picture, page = write_report(path)
     except OSError as fault:  # it may be another user's, or on a disk that is only read
         log.warning(
-            "the page cannot be written into %s (%s); name a file by --html", path, fault.strerror
+            "the page cannot be written into %s (%s); name a file by --html",
+            path,
+            fault.strerror,
         )
         return record, text, None
-    return record | {"report": str(page), "loss_curve": str(picture)}, f"{text}\n\n{page}", page
+    return (
+        record | {"report": str(page), "loss_curve": str(picture)},
+        f"{text}\n\n{page}",
+        page,
+    )
 
 
 def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None]:
-    from infini_llama.tasks.report.dataset import dataset_document, describe, measured_dataset
+    from infini_llama.tasks.report.dataset import (
+        dataset_document,
+        describe,
+        measured_dataset,
+    )
     from infini_llama.tasks.report.page import page as as_page
     from infini_llama.tasks.storage.dataset_files import verify_dataset
 
@@ -87,7 +99,11 @@ def _dataset(path: Path, html: str | None) -> tuple[JsonObject, str, Path | None
 
 
 def compare(arguments: Namespace) -> Answer:
-    from infini_llama.tasks.report.comparison import NOT_THE_SAME, comparison_document, open_runs
+    from infini_llama.tasks.report.comparison import (
+        NOT_THE_SAME,
+        comparison_document,
+        open_runs,
+    )
     from infini_llama.tasks.report.comparison import compare as compare_runs
     from infini_llama.tasks.report.page import page as as_page
 
@@ -108,7 +124,9 @@ def gc(arguments: Namespace) -> Answer:
     from infini_llama.tasks.runs.gc import Rules, collect
 
     rules = Rules(
-        arguments.older_than * 86400, arguments.keep_checkpoints, arguments.unused_datasets
+        arguments.older_than * 86400,
+        arguments.keep_checkpoints,
+        arguments.unused_datasets,
     )
     record = collect(home_folder(), rules, arguments.yes)
     return record.to_json(), collected_text(record)

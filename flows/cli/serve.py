@@ -21,13 +21,16 @@ def serve(arguments: Namespace) -> Answer:
 
     # Errors in the configurations are reported before a server starts.
     deployments = read_deployments(arguments.configs)
-    with api_for_serve(home, arguments.host, arguments.port, arguments.allow_host) as server:
+    with api_for_serve(
+        home, arguments.host, arguments.port, arguments.allow_host
+    ) as server:
         log = logging.getLogger("infini_llama.serve")
         api = os.environ["PREFECT_API_URL"] if server else "that of PREFECT_API_URL"
         log.info("UI: %s", api.removesuffix("/api"))
         if server:
             log.info(
-                "from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch", api
+                "from another shell: PREFECT_API_URL=%s prefect deployment run NAME --watch",
+                api,
             )
         serve_deployments(deployments, home, arguments.limit, arguments.gpus, server)
     return {}, ""

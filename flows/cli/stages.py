@@ -115,7 +115,11 @@ def dry_run(config: PipelineConfig) -> Answer:
 def _plan_and_choices(plan: JsonObject, choices: list[JsonValue]) -> JsonObject:
     """The settings of a plan, and what was chosen by rule with the reason of each."""
     return {
-        "plan": {key: value for key, value in plan.items() if not isinstance(value, dict | list)},
+        "plan": {
+            key: value
+            for key, value in plan.items()
+            if not isinstance(value, dict | list)
+        },
         "chosen": choices,
     }
 
@@ -211,7 +215,9 @@ def estimate(arguments: Namespace) -> Answer:
     from infini_llama.flows.cli.tables import estimate_text
     from infini_llama.tasks.estimate.run import estimate as estimate_run
 
-    _, record = estimate_run(config_of_run(load_config(arguments.config, arguments.overrides)))
+    _, record = estimate_run(
+        config_of_run(load_config(arguments.config, arguments.overrides))
+    )
     return record.to_json(), estimate_text(record)
 
 
@@ -244,7 +250,9 @@ def join(arguments: Namespace) -> Answer:
     path = Path(arguments.run)
     is_path = path.exists() or len(path.parts) > 1
     folder = path.absolute() if is_path else home_folder() / "runs" / path
-    return _join(folder, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR"))
+    return _join(
+        folder, os.environ.get("PET_MASTER_ADDR") or os.environ.get("MASTER_ADDR")
+    )
 
 
 def _joins(config: PipelineConfig) -> Answer | None:
@@ -265,4 +273,7 @@ def _join(folder: Path, master_addr: str | None) -> Answer:
 
     code = join_run(RunFolder(folder), master_addr)
     ending = f" with {code}" if code else ""
-    return {"run": str(folder), "exit_code": code}, f"joined      {folder}: it has ended" + ending
+    return {
+        "run": str(folder),
+        "exit_code": code,
+    }, f"joined      {folder}: it has ended" + ending

@@ -58,7 +58,8 @@ def reference_text(reference: "DatasetRef", home: Path) -> str:
         {
             "dataset": str(home / reference.path),
             "digest": reference.digest,
-            "built": " and ".join(reference.built) or "nothing; the dataset was complete",
+            "built": " and ".join(reference.built)
+            or "nothing; the dataset was complete",
             "vocabulary": reference.vocab_size,
             "splits": {name: in_words(dict(split)) for name, split in splits.items()},
             "row tables": tables,
@@ -95,7 +96,9 @@ def estimate_text(estimate: "Estimate") -> str:
                 n: f"{value:.3g}" for n, value in estimate.flops_per_token
             },
             "run": _renamed(run),
-            where: _renamed({part: in_bytes(size) for part, size in estimate.memory.items()}),
+            where: _renamed(
+                {part: in_bytes(size) for part, size in estimate.memory.items()}
+            ),
             "on disk": {"checkpoint": in_bytes(estimate.checkpoint)},
         }
     )
@@ -134,7 +137,15 @@ def passkey_text(result: "PasskeyRetrieval") -> str:
     Or it has one line per number of segment boundaries.
     """
     about = result.model_dump(
-        include={"run", "checkpoint", "trained_length", "samples", "form", "filler", "text"},
+        include={
+            "run",
+            "checkpoint",
+            "trained_length",
+            "samples",
+            "form",
+            "filler",
+            "text",
+        },
         exclude_none=True,
     )
     fractions = {
@@ -174,7 +185,9 @@ def heads_text(scores: "HeadScores") -> str:
         "model": {"attention": "infini", "memory_layers": values["memory_layers"]},
         "train": {name: values[name] for name in ("init_gate", "frozen_layers")},
     }
-    written = yaml.safe_dump(sections, sort_keys=False, default_flow_style=None, width=WIDTH)
+    written = yaml.safe_dump(
+        sections, sort_keys=False, default_flow_style=None, width=WIDTH
+    )
     return (
         f"{text}\n\nthe configuration that follows, as `infini-llama import --attention infini` "
         f"writes it:\n\n{written.rstrip()}"
@@ -231,10 +244,17 @@ def terminal(markdown: str) -> str:
     if sys.stdout.isatty():
         width = min(WIDTH, get_terminal_size((WIDTH, 24)).columns)
     console = Console(
-        file=target, width=width, highlight=False, markup=False, emoji=False, color_system=None
+        file=target,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None,
     )
     console.print(PlainMarkdown(markdown))
-    return escaped("\n".join(line.rstrip() for line in target.getvalue().split("\n")).strip())
+    return escaped(
+        "\n".join(line.rstrip() for line in target.getvalue().split("\n")).strip()
+    )
 
 
 class _Heading(Heading):
@@ -244,7 +264,9 @@ class _Heading(Heading):
 class _Text(CodeBlock):
     """Without colours and a frame, so that it can be copied."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
         yield Text(str(self.text).rstrip("\n"), overflow="fold")
 
 
@@ -254,7 +276,9 @@ class _Table(TableElement):
     Names and values, which have no heads, stand without lines.
     """
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
         assert self.header is not None and self.header.row is not None
         heads = [cell.content for cell in self.header.row.cells]
         has_heads = any(head.plain for head in heads)

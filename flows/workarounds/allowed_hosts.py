@@ -44,7 +44,9 @@ class AllowedHosts:
             await send({"type": "websocket.close", "code": 1008})
         else:
             headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            await send({"type": "http.response.start", "status": 400, "headers": headers})
+            await send(
+                {"type": "http.response.start", "status": 400, "headers": headers}
+            )
             await send(
                 {
                     "type": "http.response.body",
@@ -53,7 +55,11 @@ class AllowedHosts:
             )
 
     def _is_allowed(self, scope: "Scope") -> bool:
-        sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        sent = [
+            value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name == b"host"
+        ]
         if len(sent) != 1:
             return False
         address = scope.get("server") or ("",)
@@ -72,4 +78,8 @@ def _without_port(host: str) -> str:
 
 def _bracketed(name: str) -> str:
     """The address as a Host header has it: IPv6 in brackets."""
-    return f"[{name.lower()}]" if ":" in name and not name.startswith("[") else name.lower()
+    return (
+        f"[{name.lower()}]"
+        if ":" in name and not name.startswith("[")
+        else name.lower()
+    )

@@ -33,12 +33,19 @@ class ThrottledAPILogHandler(APILogHandler):
         self.next_at = 0.0
 
     def format(self, record: logging.LogRecord) -> str:
-        return escaped(super().format(record))  # a lone surrogate of a path could not be sent
+        return escaped(
+            super().format(record)
+        )  # a lone surrogate of a path could not be sent
 
     def emit(self, record: logging.LogRecord) -> None:
-        if FlowRunContext.get() is None:  # another thread, of no run: Prefect would warn
+        if (
+            FlowRunContext.get() is None
+        ):  # another thread, of no run: Prefect would warn
             return
-        if getattr(record, "progress", None) is not None and record.levelno < logging.WARNING:
+        if (
+            getattr(record, "progress", None) is not None
+            and record.levelno < logging.WARNING
+        ):
             now = time.monotonic()
             if now < self.next_at:
                 return

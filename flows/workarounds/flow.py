@@ -30,7 +30,9 @@ class PipelineFlow(Flow[..., Any]):
         That of the function itself would have to be made in every run.
         """
         changes = signature(self.fn).parameters["changes"]
-        return Signature([changes.replace(annotation=Annotated[dict[str, Any], ChangesForm()])])
+        return Signature(
+            [changes.replace(annotation=Annotated[dict[str, Any], ChangesForm()])]
+        )
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """The same as Prefect's, without FastAPI, whose import takes a tenth of a second.

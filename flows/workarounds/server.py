@@ -71,7 +71,9 @@ class Server:
         settings: environment variables of the server.
     """
 
-    def __init__(self, home: Path, host: str, port: int, settings: dict[str, str]) -> None:
+    def __init__(
+        self, home: Path, host: str, port: int, settings: dict[str, str]
+    ) -> None:
         self.host = host
         self.port = port
         self.settings = settings
@@ -120,7 +122,9 @@ class Server:
         seconds = _start_timeout()
         # Two first starts of Prefect 3.9.1 would create the tables twice. No issue upstream is
         # known.
-        with Lock(prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"):
+        with Lock(
+            prefect_home() / "server-start.lock", wait=seconds, setting="PREFECT_HOME"
+        ):
             process = self._spawn()
             self.process = process
             _import_client()  # which takes a second that the server needs anyway
@@ -159,7 +163,10 @@ class Server:
         # -P and --app-dir: nothing in the working directory is imported.
         command += [sys.executable, "-P", "-m", "uvicorn"]
         command += ["--app-dir", str(Path(__file__).parents[3])]
-        command += ["--factory", "infini_llama.flows.workarounds.allowed_hosts:create_app"]
+        command += [
+            "--factory",
+            "infini_llama.flows.workarounds.allowed_hosts:create_app",
+        ]
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--log-level", "error", "--lifespan", "on"]
         defaults = {
@@ -188,12 +195,16 @@ class Server:
         text = self._logged()
         is_named = DATABASE_URL in os.environ
         setting = DATABASE_URL if is_named else "PREFECT_HOME"
-        place = f"that {DATABASE_URL} names" if is_named else prefect_home() / "prefect.db"
+        place = (
+            f"that {DATABASE_URL} names" if is_named else prefect_home() / "prefect.db"
+        )
         for fault, (what, action) in DATABASE_FAULTS.items():
             if fault in text:
                 error = PipelineError if what == FULL else ConfigError
                 what_to_do = action.format(setting=setting)
-                raise error(f"Prefect's database {place} {what} (log: {self.log}); {what_to_do}.")
+                raise error(
+                    f"Prefect's database {place} {what} (log: {self.log}); {what_to_do}."
+                )
 
     def _logged(self) -> str:
         """The log of this server, without those of earlier ones and without passwords."""
@@ -298,7 +309,10 @@ def _database() -> dict[str, str]:
 
     refresh_global_settings_context()
     url = get_current_settings().server.database.connection_url
-    if url is None or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db":
+    if (
+        url is None
+        or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db"
+    ):
         return {}
     uri = URL.create(
         "sqlite+aiosqlite",

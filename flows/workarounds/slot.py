@@ -26,9 +26,13 @@ def keep_slots() -> None:
     The change is for this process, also for other flows of it.
     """
     engine: Any = flow_engine
-    maintain: Callable[..., AbstractContextManager[None]] = engine.maintain_concurrency_lease
+    maintain: Callable[..., AbstractContextManager[None]] = (
+        engine.maintain_concurrency_lease
+    )
 
-    def maintain_longer(lease: UUID, *_: Any, **__: Any) -> AbstractContextManager[None]:
+    def maintain_longer(
+        lease: UUID, *_: Any, **__: Any
+    ) -> AbstractContextManager[None]:
         return maintain(lease, RUN_LEASE, raise_on_lease_renewal_failure=False)
 
     engine.maintain_concurrency_lease = maintain_longer

@@ -31,9 +31,13 @@ def confirm_suspensions(client: SyncPrefectClient) -> None:
         "deployment_id": {"is_null_": False},
         "tags": {"all_": [TAG]},
     }
-    for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(suspended)):
+    for run in client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(suspended)
+    ):
         own = EventResourceFilter(id=[_resource(run)])
-        events = EventFilter(event=EventNameFilter(prefix=["prefect.flow-run."]), resource=own)
+        events = EventFilter(
+            event=EventNameFilter(prefix=["prefect.flow-run."]), resource=own
+        )
         newest = client.read_events(events, limit=1).events  # the latest first
         if not newest or newest[0].event != CONFIRMATION:
             confirm(client, run)
@@ -41,7 +45,9 @@ def confirm_suspensions(client: SyncPrefectClient) -> None:
 
 def confirm(client: SyncPrefectClient, run: FlowRun) -> None:
     """Send the event that confirms the suspension of a run of this program."""
-    resource = Resource({"prefect.resource.id": _resource(run), "prefect.resource.name": run.name})
+    resource = Resource(
+        {"prefect.resource.id": _resource(run), "prefect.resource.name": run.name}
+    )
     related = tags_as_related_resources([TAG])
     event = Event(event=CONFIRMATION, resource=resource, related=related)
     client.request("POST", "/events", json=[event.model_dump(mode="json")])

@@ -82,7 +82,9 @@ with warnings.catch_warnings(action="ignore"):
             self.ended.discard(flow_run.id)
             is_accepted = await super()._propose_pending_state(flow_run)
             if is_accepted:
-                register(str(flow_run.id), Path(os.environ[FOLDER]), str(flow_run.state_id))
+                register(
+                    str(flow_run.id), Path(os.environ[FOLDER]), str(flow_run.state_id)
+                )
             return is_accepted
 
         async def _propose_crashed_state(
@@ -109,7 +111,9 @@ with warnings.catch_warnings(action="ignore"):
                 try:
                     await self.client.set_flow_run_state(flow_run.id, again, force=True)
                 except Exception:  # `serve` marks it as lost
-                    self._logger.exception("Flow run '%s' cannot be submitted again", flow_run.id)
+                    self._logger.exception(
+                        "Flow run '%s' cannot be submitted again", flow_run.id
+                    )
                 return
             await super()._propose_crashed_state(flow_run, message, client)
 

@@ -115,7 +115,9 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
         default = "bf16" if device == "cuda" else "fp32"
         micro = train.least_micro_batch
         processes = (
-            train.context_parallel if settings.nproc_per_node == "auto" else settings.nproc_per_node
+            train.context_parallel
+            if settings.nproc_per_node == "auto"
+            else settings.nproc_per_node
         )
         return EnvironmentPlan(
             device=device,
@@ -125,14 +127,19 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
             precision=default if settings.precision == "auto" else settings.precision,
             attention_backend=settings.attention_backend,
             loss_chunk=chunk_of(
-                config, device, micro * config.data.sequence_length // train.context_parallel
+                config,
+                device,
+                micro * config.data.sequence_length // train.context_parallel,
             ),
             threads=1,
             distributed_backend=settings.distributed_backend,
             micro_batch_size=micro,
             findings=(
                 finding(
-                    "this machine", "cannot run the configuration", "warning", one_line(refusal)
+                    "this machine",
+                    "cannot run the configuration",
+                    "warning",
+                    one_line(refusal),
                 ),
             ),
         )
@@ -156,7 +163,12 @@ def flops_of(model: LlamaConfig, length: int, frozen: FrozenLayers) -> FlopsPerT
     total = flops_per_token(model, length, frozen)
     local = replace(model, attention="local") if model.attention == "infini" else model
     matrices = matrix_flops_per_token(model, frozen)
-    attention = attention_flops_per_token(local, length, first_trained_layer(model, frozen))
+    attention = attention_flops_per_token(
+        local, length, first_trained_layer(model, frozen)
+    )
     return FlopsPerToken(
-        matrices=matrices, attention=attention, memory=total - matrices - attention, total=total
+        matrices=matrices,
+        attention=attention,
+        memory=total - matrices - attention,
+        total=total,
     )

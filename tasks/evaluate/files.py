@@ -36,7 +36,12 @@ from infini_llama.tasks.records.manifest import (
     RowTableMeta,
 )
 from infini_llama.tasks.runs.reading import Reading
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, commit, read_dataset, staged
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    commit,
+    read_dataset,
+    staged,
+)
 from infini_llama.tasks.tokenizers.engines import reference_engine
 
 log = logging.getLogger("infini_llama.evaluate")
@@ -65,8 +70,14 @@ def section_of(reading: Reading, source: str | None) -> TextConfig:
             )
         return first
     if source not in by_name or not source:
-        has = f"its sources are {names}" if reading.data.sources else "it has one source; remove it"
-        raise ConfigError(f"--source {source}: the run has no source of this name; {has}.")
+        has = (
+            f"its sources are {names}"
+            if reading.data.sources
+            else "it has one source; remove it"
+        )
+        raise ConfigError(
+            f"--source {source}: the run has no source of this name; {has}."
+        )
     return by_name[source]
 
 
@@ -80,7 +91,9 @@ def with_all_targets(data: DataConfig) -> DataConfig:
     everything = {"loss_on": "all", "answer_after": ""}
     if not data.sources:
         return changed(data, **everything)
-    return changed(data, sources=[changed(source, **everything) for source in data.sources])
+    return changed(
+        data, sources=[changed(source, **everything) for source in data.sources]
+    )
 
 
 @contextmanager
@@ -129,7 +142,9 @@ def _write_tokens(
         File(path, portable(name), section.text_column, KEY, section.format)
         for path, name in matching_files(patterns, KEY, section.format, NotText(home))
     ]
-    source = OfSource(name="", training=[], validation=parts_of(files, 1.0, targets_of(section)))
+    source = OfSource(
+        name="", training=[], validation=parts_of(files, 1.0, targets_of(section))
+    )
     # The folder is on this machine alone.
     corpus = Corpus(changed(reading.data, engine="local"), dataset.parent, [source])
     recipe = recipe_for(
@@ -147,10 +162,16 @@ def _write_tokens(
     selection = select([unit.unit for unit in units], reading.data.deduplicate)
     log_left_out(corpus.left_out(selection.duplicates, selection.also_validation))
     with staged(dataset) as new:
-        written = write_splits(units, selection, new, tokenizer.get_vocab_size(), has_loss_mask)
+        written = write_splits(
+            units, selection, new, tokenizer.get_vocab_size(), has_loss_mask
+        )
         if not written[SPLIT].shards:
-            raise DataError(f"{KEY}: the text has no tokens to predict; use a longer text.")
-        content = write_content(new, units, selection, written, tokenizer, recipe, has_loss_mask)
+            raise DataError(
+                f"{KEY}: the text has no tokens to predict; use a longer text."
+            )
+        content = write_content(
+            new, units, selection, written, tokenizer, recipe, has_loss_mask
+        )
         meta = DatasetMeta(infini_llama=version("infini-llama"))
         checksums = {shard.file: shard.checksum for shard in written[SPLIT].shards}
         commit(new, dataset, "dataset", meta.to_json(), content.to_json(), checksums)

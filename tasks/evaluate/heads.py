@@ -15,7 +15,12 @@ import torch
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate.passkey import Asked, ask, encoded
-from infini_llama.tasks.preprocess.sources.passkey import HIDDEN, QUESTION, Hidden, new_key
+from infini_llama.tasks.preprocess.sources.passkey import (
+    HIDDEN,
+    QUESTION,
+    Hidden,
+    new_key,
+)
 from infini_llama.tasks.records.heads import HeadScores, Scores
 from infini_llama.tasks.report.charts import import_matplotlib
 from infini_llama.tasks.storage.hf_folder import Folder
@@ -92,7 +97,9 @@ def retrieval(model: Llama, asked: Asked) -> tuple[torch.Tensor, bool]:
 @torch.inference_mode()
 def induction(model: Llama, generator: torch.Generator) -> torch.Tensor:
     """Induction scores [layers, H] over rows of random tokens that are repeated once."""
-    once = torch.randint(model.config.vocab_size, (REPETITIONS, REPEATED), generator=generator)
+    once = torch.randint(
+        model.config.vocab_size, (REPETITIONS, REPEATED), generator=generator
+    )
     again = torch.arange(REPEATED, 2 * REPEATED - 1)
     weights, _ = model.attention_weights(torch.cat((once, once), dim=1), again)
     followed = torch.arange(1, REPEATED)
@@ -114,7 +121,9 @@ def save_picture(scores: HeadScores, target: Path) -> None:
 
     layers = len(scores.retrieval)
     heads = len(scores.retrieval[0])
-    drawn = Figure(figsize=(2.5 + 0.5 * heads, 1.6 + 0.19 * layers), layout="constrained")
+    drawn = Figure(
+        figsize=(2.5 + 0.5 * heads, 1.6 + 0.19 * layers), layout="constrained"
+    )
     measured = {"retrieval": scores.retrieval, "induction": scores.induction}
     panels = drawn.subplots(1, 2, sharey=True)
     for axes, (title, values) in zip(panels, measured.items(), strict=True):

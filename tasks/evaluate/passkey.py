@@ -35,7 +35,9 @@ from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
 KNOWN_SEGMENTS = 4096  # different ones, whose outputs below the memory are kept
-BOUNDARIES_AFTER = 8  # segment boundaries between what is hidden after a long text and its answer
+BOUNDARIES_AFTER = (
+    8  # segment boundaries between what is hidden after a long text and its answer
+)
 Result = TypeVar("Result")
 
 
@@ -77,7 +79,13 @@ class Asked:
     @property
     def length(self) -> int:
         """Tokens from the first to the last of the question."""
-        return len(self.head) + self.before + len(self.hidden) + self.after + len(self.question)
+        return (
+            len(self.head)
+            + self.before
+            + len(self.hidden)
+            + self.after
+            + len(self.question)
+        )
 
     @property
     def without_hidden(self) -> "Asked":
@@ -272,7 +280,9 @@ def begin(model: Llama, asked: Asked, after_head: States | None = None) -> Begun
     else:
         unseen = model.unseen_segments(first // size)
         remember(model, islice(tokens, unseen.start * size), states)
-        list(islice(tokens, len(unseen) * size))  # nothing of these reaches the last segment
+        list(
+            islice(tokens, len(unseen) * size)
+        )  # nothing of these reaches the last segment
         remember(model, islice(tokens, first - unseen.stop * size), states)
     return Begun(asked, states, list(tokens))
 
@@ -292,12 +302,16 @@ def remember(model: Llama, tokens: Iterator[int], states: States) -> None:
             if len(known) + len(new) > KNOWN_SEGMENTS:
                 known.clear()
                 new = list(dict.fromkeys(piece))
-            outputs = model.below_memory(torch.tensor(new, device=model.lm_head.weight.device))
+            outputs = model.below_memory(
+                torch.tensor(new, device=model.lm_head.weight.device)
+            )
             known.update(zip(new, outputs, strict=True))
         model.remember(torch.cat([known[segment] for segment in piece])[None], states)
 
 
-def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> dict[str, Result]:
+def with_and_without_memory(
+    model: Llama, measure: Callable[[bool], Result]
+) -> dict[str, Result]:
     """{"model": …}, or for a model with a memory {"memory": …, "no_memory": …}.
 
     Args:
@@ -315,7 +329,9 @@ def with_and_without_memory(model: Llama, measure: Callable[[bool], Result]) -> 
 
 def read(model: Llama, tokens: list[int], states: States) -> torch.Tensor:
     """Hidden states of the tokens, [1, t, hidden_size], which the head reads."""
-    return model.read(torch.tensor([tokens], device=model.lm_head.weight.device), states)
+    return model.read(
+        torch.tensor([tokens], device=model.lm_head.weight.device), states
+    )
 
 
 @torch.inference_mode()
@@ -328,7 +344,9 @@ def right_tokens(model: Llama, begun: Begun) -> list[bool]:
         hidden = torch.cat((hidden, read(model, before_last, states)), dim=1)
     logits = model.logits(hidden)[0, :, : begun.asked.vocab_size]
     chosen = logits.argmax(dim=-1).tolist()
-    return [token == right for token, right in zip(chosen, begun.asked.answer, strict=True)]
+    return [
+        token == right for token, right in zip(chosen, begun.asked.answer, strict=True)
+    ]
 
 
 @torch.inference_mode()
@@ -390,7 +408,9 @@ def controls(
         others = theirs.asked.answer
         vocab_size = mine.asked.vocab_size
         of_filler = with_memory_of(mine.states, empty)
-        after_filler = greedy_tokens(model, mine.rest, of_filler, len(answer), vocab_size)
+        after_filler = greedy_tokens(
+            model, mine.rest, of_filler, len(answer), vocab_size
+        )
         filler += after_filler == answer
         if len(answer) == len(others) and answer != others:
             of_other = with_memory_of(mine.states, theirs.states)
@@ -427,7 +447,9 @@ def _measured(
         is_controlled |= min(of_texts) >= least_boundaries(model.config)
 
     def result(with_memory: bool) -> PasskeyResult:
-        begun = [begin(model, asked, after_head if with_memory else None) for asked in texts]
+        begun = [
+            begin(model, asked, after_head if with_memory else None) for asked in texts
+        ]
         answers = [right_tokens(model, text) for text in begun]
         tokens = [right for answer in answers for right in answer]
         columns = zip_longest(*answers, fillvalue=False)
@@ -440,7 +462,9 @@ def _measured(
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),
-            controls=controls(model, begun, after_head) if with_memory and is_controlled else None,
+            controls=controls(model, begun, after_head)
+            if with_memory and is_controlled
+            else None,
         )
 
     return with_and_without_memory(model, result)
@@ -465,9 +489,13 @@ def passkey(
     for length in lengths:
         for depth in depths:
             random = Random(f"{seed}-{length}-{depth}")
-            texts = [ask(encoder, length, depth, new_key(random)) for _ in range(samples)]
+            texts = [
+                ask(encoder, length, depth, new_key(random)) for _ in range(samples)
+            ]
             results.append(_measured(model, texts, length, depth))
-            _log(f"length {length}, depth {depth:g}", results, len(lengths) * len(depths))
+            _log(
+                f"length {length}, depth {depth:g}", results, len(lengths) * len(depths)
+            )
     return results
 
 
@@ -498,7 +526,9 @@ def passkey_across(
         ]
         if not may_repeat:
             for asked in texts:
-                asked.refuse_repetition("--filler text", "give fewer --segments, or another filler")
+                asked.refuse_repetition(
+                    "--filler text", "give fewer --segments, or another filler"
+                )
         length = max(asked.length for asked in texts)
         results.append(_measured(model, texts, length, None))
         _log(f"{count} segment boundaries", results, len(ends))
@@ -552,7 +582,9 @@ def passkey_after(
             asked.refuse_repetition(
                 f"--files, length {length:,}", "give more text, or shorter --lengths"
             )
-    log.info("the text is read once for all numbers, as the memory's linear update adds")
+    log.info(
+        "the text is read once for all numbers, as the memory's linear update adds"
+    )
     results: list[dict[str, PasskeyResult]] = []
     states = model.new_states(1, capacity=0)
     behind = 0

@@ -99,7 +99,11 @@ class Measured:
 def part_of(model: Llama, length: int) -> int:
     """Tokens of one part of a row: a segment, or an eighth."""
     local = model.config.attention != "softmax"
-    return min(length, model.config.segment_length) if local else max(1, -(-length // PLACES))
+    return (
+        min(length, model.config.segment_length)
+        if local
+        else max(1, -(-length // PLACES))
+    )
 
 
 @torch.inference_mode()
@@ -185,7 +189,8 @@ def streamed(
 
 def _quotients(sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, ...]:
     return tuple(
-        float(value / count) if count else None for value, count in zip(sums, counts, strict=True)
+        float(value / count) if count else None
+        for value, count in zip(sums, counts, strict=True)
     )
 
 

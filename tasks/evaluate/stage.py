@@ -45,9 +45,18 @@ from infini_llama.tasks.records.evaluation import (
     PasskeyRetrieval,
     Perplexity,
 )
-from infini_llama.tasks.records.metrics import EVALUATION_LINE, EvaluationLine, PerplexityLine
+from infini_llama.tasks.records.metrics import (
+    EVALUATION_LINE,
+    EvaluationLine,
+    PerplexityLine,
+)
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
+from infini_llama.tasks.runs.load import (
+    dataset_of,
+    end_of_text_of,
+    find_checkpoint,
+    load_run,
+)
 from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import (
@@ -62,8 +71,12 @@ from infini_llama.tasks.storage.record_files import append_line, read_lines
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
-MOST_FILLER = 100_000  # tokens that filler has before it repeats; of held-out text, at least
-EXTRA_SEGMENTS = 8  # that a text may have beside those between what is hidden and the answer
+MOST_FILLER = (
+    100_000  # tokens that filler has before it repeats; of held-out text, at least
+)
+EXTRA_SEGMENTS = (
+    8  # that a text may have beside those between what is hidden and the answer
+)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SAMPLES = 10  # per length and depth
 
@@ -143,7 +156,9 @@ def prepared_for_run(
     table = RunFolder(run_dir).require_lineage().dataset.row_table
     with repairable():
         rows = read_row_table(dataset_of(run_dir) / ROW_TABLES / table).content
-    with prepared(reading, section, files, rows, run_dir.absolute().parents[1]) as reader:
+    with prepared(
+        reading, section, files, rows, run_dir.absolute().parents[1]
+    ) as reader:
         yield reader
 
 
@@ -160,7 +175,9 @@ def _perplexity(
     length = RunFolder(run_dir).require_lineage().dataset.sequence_length
     part = None if stream else part_of(model, length)
     losses = with_and_without_memory(model, lambda _: read().results(part))
-    result = Perplexity.model_validate(dict(about) | {"text": text, "stream": stream} | losses)
+    result = Perplexity.model_validate(
+        dict(about) | {"text": text, "stream": stream} | losses
+    )
     _append(run_dir, "evaluate", result, request)
     return result
 
@@ -204,8 +221,12 @@ def find_passkeys(
         request: as in `evaluate`.
     """
     lengths = lengths or _multiples_of_trained_length(run_dir)
-    measure = partial(passkey, lengths=lengths, depths=depths, samples=samples, seed=seed)
-    return _retrieval(run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request)
+    measure = partial(
+        passkey, lengths=lengths, depths=depths, samples=samples, seed=seed
+    )
+    return _retrieval(
+        run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request
+    )
 
 
 def find_passkeys_across(
@@ -325,7 +346,9 @@ def without_overlap(reader: TokenReader, rows: np.ndarray) -> np.ndarray:
         return rows
     chosen: list[int] = []
     end = 0
-    for row, start in zip(rows.tolist(), reader.rows.starts[rows].tolist(), strict=True):
+    for row, start in zip(
+        rows.tolist(), reader.rows.starts[rows].tolist(), strict=True
+    ):
         if start >= end:
             chosen.append(row)
             end = start + reader.sequence_length
@@ -342,7 +365,9 @@ def _retrieval(
     model, about = _open(run_dir, checkpoint)
     measured = measure(model, reading_of(run_dir).encoder)
     results = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
-    row = {"trained_length": RunFolder(run_dir).require_lineage().dataset.sequence_length}
+    row = {
+        "trained_length": RunFolder(run_dir).require_lineage().dataset.sequence_length
+    }
     result = PasskeyRetrieval.model_validate(dict(about) | settings | row | results)
     _append(run_dir, "passkey", result, request)
     return result
@@ -372,7 +397,9 @@ def _append(
     fields = {"kind": kind, "measured": measured} | result.to_json() | asked
     run = RunFolder(run_dir)
     try:
-        append_line(run.evaluations, EVALUATION_LINE.validate_python(fields), run.read_id())
+        append_line(
+            run.evaluations, EVALUATION_LINE.validate_python(fields), run.read_id()
+        )
     except (OSError, Damaged) as error:
         log.warning("the result was not written to %s (%s)", run.evaluations, error)
 
@@ -408,7 +435,9 @@ def evaluate_trained(run_dir: Path, config: EvaluationConfig) -> Evaluations:
                 config.passkey_lengths,
                 request=request,
             )
-    return Evaluations.model_validate({kind: result.to_json() for kind, result in results.items()})
+    return Evaluations.model_validate(
+        {kind: result.to_json() for kind, result in results.items()}
+    )
 
 
 def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
@@ -421,9 +450,15 @@ def _request(run_dir: Path, config: EvaluationConfig) -> EvaluationRequest:
     )
 
 
-def _measured_before(run_dir: Path, kind: str, request: EvaluationRequest) -> EvaluationLine | None:
+def _measured_before(
+    run_dir: Path, kind: str, request: EvaluationRequest
+) -> EvaluationLine | None:
     """The line of an earlier command with the same request; None if there is none."""
     run = RunFolder(run_dir)
     lines = reversed(read_lines(run.evaluations, EVALUATION_LINE, run.read_id()))
-    of_kind = (line for line in lines if isinstance(line, PerplexityLine) == (kind == "perplexity"))
+    of_kind = (
+        line
+        for line in lines
+        if isinstance(line, PerplexityLine) == (kind == "perplexity")
+    )
     return next((line for line in of_kind if line.asked == request), None)

@@ -79,7 +79,9 @@ inputs = tokenizer("{prompt}", return_tensors="pt", add_special_tokens=False{rea
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 
 
-def model_card(facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[str]) -> str:
+def model_card(
+    facts: ModelFacts, config: LlamaConfig, dtype: str, beyond: list[str]
+) -> str:
     """Markdown with the front matter that Hugging Face's hub reads.
 
     It states facts of the run, no date and no path.
@@ -160,15 +162,23 @@ def _training(facts: ModelFacts, dtype: str) -> dict[str, str | int]:
 def _architecture(config: LlamaConfig) -> dict[str, str | int]:
     """The fields that have a meaning for this attention."""
     left_out = SEGMENTS | MEMORY if config.attention == "softmax" else set[str]()
-    return {name: f"`{value}`" for name, value in config.to_dict().items() if name not in left_out}
+    return {
+        name: f"`{value}`"
+        for name, value in config.to_dict().items()
+        if name not in left_out
+    }
 
 
 def _number(value: float | None, unit: str) -> str:
-    return "not measured at this step" if value is None else f"{value:.4f} {unit}".strip()
+    return (
+        "not measured at this step" if value is None else f"{value:.4f} {unit}".strip()
+    )
 
 
 def _table(values: dict[str, str | int]) -> str:
-    return "| | |\n|---|---|\n" + _lines(f"| {name} | {value} |" for name, value in values.items())
+    return "| | |\n|---|---|\n" + _lines(
+        f"| {name} | {value} |" for name, value in values.items()
+    )
 
 
 def _lines(lines: Iterable[str]) -> str:

@@ -30,7 +30,12 @@ from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
 from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.records.metrics import ValidationLine
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.load import dataset_of, end_of_text_of, find_checkpoint, load_run
+from infini_llama.tasks.runs.load import (
+    dataset_of,
+    end_of_text_of,
+    find_checkpoint,
+    load_run,
+)
 from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.artifacts import (
@@ -42,7 +47,11 @@ from infini_llama.tasks.storage.artifacts import (
     rename_synced,
     staged,
 )
-from infini_llama.tasks.storage.dataset_files import TOKENIZER, read_file, read_tokenizer
+from infini_llama.tasks.storage.dataset_files import (
+    TOKENIZER,
+    read_file,
+    read_tokenizer,
+)
 from infini_llama.tasks.storage.locks import FOREVER, Lock
 from infini_llama.tasks.storage.tensors import model_tensors, state_hash
 
@@ -61,7 +70,11 @@ SAMPLING = {
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def export(
@@ -93,7 +106,9 @@ def export(
         )
     output = output.absolute()
     if output.is_symlink() or (output.exists() and not _is_empty_folder(output)):
-        raise ConfigError(f"--output {output} already exists; name a new folder, or remove it.")
+        raise ConfigError(
+            f"--output {output} already exists; name a new folder, or remove it."
+        )
     if any(parent.is_file() for parent in output.parents):
         raise ConfigError(f"--output {output} is below a file; name another folder.")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +178,9 @@ def write_model(
     files = write_weights(weights, folder, max_shard_size, facts)
     write_config(folder, config, dtype, end, kept)
     write_tokenizer(folder, dataset_of(run_dir), tokenizer, end, config, kept)
-    (folder / "README.md").write_text(model_card(facts, config, dtype, beyond), encoding="utf-8")
+    (folder / "README.md").write_text(
+        model_card(facts, config, dtype, beyond), encoding="utf-8"
+    )
     return Exported(
         path=str(folder),
         run=facts.run,
@@ -298,7 +315,10 @@ def write_config(
     """
     # A document follows an end-of-text token in training, so that is also what a text begins with.
     every = [*kept.ends_with(end_of_text)]
-    texts = {"bos_token_id": end_of_text, "eos_token_id": every if len(every) > 1 else end_of_text}
+    texts = {
+        "bos_token_id": end_of_text,
+        "eos_token_id": every if len(every) > 1 else end_of_text,
+    }
     ends = texts | {"pad_token_id": None}
     # `dtype` is for transformers 5, `torch_dtype` for all other readers.
     types = {"dtype": dtype, "torch_dtype": dtype, "use_cache": True}
@@ -318,12 +338,18 @@ def _generation(kept: Mapping[str, Any]) -> dict[str, Any]:
     say that tokens are not sampled, those of sampling are left out.
     """
     settings = {
-        name: value for name, value in kept.items() if (name, value) != ("pad_token_id", -1)
+        name: value
+        for name, value in kept.items()
+        if (name, value) != ("pad_token_id", -1)
     }
     if settings.get("do_sample") is False or settings.get("temperature") == 0:
-        others = {name: value for name, value in settings.items() if name not in SAMPLING}
+        others = {
+            name: value for name, value in settings.items() if name not in SAMPLING
+        }
         return others | {"do_sample": False}
-    if any(settings.get(name) not in (None, default) for name, default in SAMPLING.items()):
+    if any(
+        settings.get(name) not in (None, default) for name, default in SAMPLING.items()
+    ):
         settings["do_sample"] = True
     return settings
 
@@ -346,9 +372,13 @@ def write_tokenizer(
     end = tokenizer.id_to_token(end_of_text)
     special = {"bos_token": end, "eos_token": end} | kept.special_tokens
     if isinstance(kept.chat_template, str):
-        (folder / "chat_template.jinja").write_text(kept.chat_template, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(
+            kept.chat_template, encoding="utf-8"
+        )
     # Infini-attention reads texts of any length.
-    longest = config.max_position_embeddings if config.attention == "softmax" else 10**30
+    longest = (
+        config.max_position_embeddings if config.attention == "softmax" else 10**30
+    )
     about: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -357,14 +387,17 @@ def write_tokenizer(
     }
     if isinstance(kept.chat_template, dict):
         about["chat_template"] = [
-            {"name": name, "template": text} for name, text in kept.chat_template.items()
+            {"name": name, "template": text}
+            for name, text in kept.chat_template.items()
         ]
     _write_json(folder / "tokenizer_config.json", special | about)
     _write_json(folder / "special_tokens_map.json", special)
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 WRAPPER = Path(__file__).with_name("modeling_infini_llama.py")
@@ -373,7 +406,9 @@ AUTO_MAP = {
     "AutoModel": f"{WRAPPER.stem}.InfiniLlamaModel",
     "AutoModelForCausalLM": f"{WRAPPER.stem}.InfiniLlamaForCausalLM",
 }
-IMPORT = re.compile(r"^(\s*)from infini_llama\.model(\.\w+)? import (.+)$", re.MULTILINE)
+IMPORT = re.compile(
+    r"^(\s*)from infini_llama\.model(\.\w+)? import (.+)$", re.MULTILINE
+)
 
 
 def write_code(folder: Path) -> None:
@@ -391,7 +426,9 @@ def write_code(folder: Path) -> None:
                 seen.add(name)
                 waiting.append(Path(str(model.__path__[0])) / f"{name}.py")
         origin = f"# From infini-llama {version('infini-llama')} (Apache-2.0)\n"
-        (folder / file.name).write_text(origin + IMPORT.sub(_relative, text), encoding="utf-8")
+        (folder / file.name).write_text(
+            origin + IMPORT.sub(_relative, text), encoding="utf-8"
+        )
 
 
 def needed(text: str) -> set[str]:
@@ -416,5 +453,6 @@ def _relative(match: re.Match[str]) -> str:
         return f"{indent}from {module} import {names}"
     files = [name.strip() for name in names.split(",")]
     return "\n".join(
-        f"{indent}from . import {file}\n{indent}from .{file} import __name__ as _" for file in files
+        f"{indent}from . import {file}\n{indent}from .{file} import __name__ as _"
+        for file in files
     )

@@ -81,7 +81,12 @@ def folder_of(model: str, revision: str | None) -> Path:
             f"{model} is neither a folder here nor a model of the Hub that this account sees; "
             "correct the name, or set HF_TOKEN."
         ) from None
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (
+        OfflineModeIsEnabled,
+        LocalEntryNotFoundError,
+        HfHubHTTPError,
+        OSError,
+    ) as error:
         why = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"{about} cannot be downloaded and is not complete in the local cache ({why}); "
@@ -132,13 +137,17 @@ def write_configuration(
         ConfigError: `segment_length` or `attend_previous_segment` is given for a model without
             segments.
     """
-    chosen = architecture_of(folder.config, attention, segment_length, attend_previous_segment)
+    chosen = architecture_of(
+        folder.config, attention, segment_length, attend_previous_segment
+    )
     mapping = configuration_of(folder, chosen, heads)
     if attend_previous_segment and folder.config.attention == "infini":
         mapping = to_read_text(mapping)
     elif chosen.attend_previous_segment:
         # What a memory holds is learned without it: there, the segments seen carry facts as well.
-        log.info("the configuration trains on text; a memory is learned in segments without it")
+        log.info(
+            "the configuration trains on text; a memory is learned in segments without it"
+        )
     elif "memory_layers" in mapping["model"] and heads is not None:
         mapping = to_learn_a_memory(mapping, tokenizer_of(folder))
     if not re.fullmatch(RUN_NAME, output.stem):
@@ -150,7 +159,9 @@ def write_configuration(
         f"# Continues training the model in {folder.path.name}, {digest}.\n"
         f"# Name your text in {key_of_text(config)}.\n"
     )
-    plain = json.loads(json.dumps(mapping))  # no list is in it twice: YAML would write a reference
+    plain = json.loads(
+        json.dumps(mapping)
+    )  # no list is in it twice: YAML would write a reference
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     output.write_text(head + text, encoding="utf-8")
     return ImportedModel(
@@ -227,8 +238,11 @@ def architecture_of(
             )
     return replace(
         chosen,
-        segment_length=chosen.segment_length if segment_length is None else segment_length,
-        attend_previous_segment=attend_previous_segment or chosen.attend_previous_segment,
+        segment_length=chosen.segment_length
+        if segment_length is None
+        else segment_length,
+        attend_previous_segment=attend_previous_segment
+        or chosen.attend_previous_segment,
     )
 
 

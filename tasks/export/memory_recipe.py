@@ -65,7 +65,11 @@ def to_learn_a_memory(
     """
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
     sources = [source_of(numbers, mapping, tokenizer) for numbers in NUMBERS]
-    english: JsonObject = {"name": "english", "files": mapping["data"]["files"], "weight": 1}
+    english: JsonObject = {
+        "name": "english",
+        "files": mapping["data"]["files"],
+        "weight": 1,
+    }
     data: JsonObject = {
         "sources": [*sources, english],
         "sequence_length": ROW_SEGMENTS * segment,

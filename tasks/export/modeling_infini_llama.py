@@ -19,7 +19,10 @@ if int(transformers.__version__.split(".")[0]) < 5:
         f"this is {transformers.__version__}"
     )
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+)
 
 from infini_llama.model.config import HF_FIELDS, LlamaConfig
 from infini_llama.model.layout import PADDING
@@ -27,7 +30,11 @@ from infini_llama.model.llama import Llama, States
 
 # Name of the cache among the inputs and outputs of a model: transformers 5.24 renamed
 # `past_key_values`.
-CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+CACHE = (
+    "cache"
+    if "cache" in CausalLMOutputWithPast.__dataclass_fields__
+    else "past_key_values"
+)
 # What other attention functions are given for packed rows.
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
@@ -41,7 +48,9 @@ class InfiniLlamaConfig(PreTrainedConfig):
 
     model_type = "infini_llama"
 
-    def __init__(self, infini_llama: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, infini_llama: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         values = dict(infini_llama or {})
         for field in fields(LlamaConfig):
             if field.name in kwargs and field.name not in HF_FIELDS:
@@ -71,7 +80,9 @@ class InfiniCache:
 
     is_compileable = False
     is_croppable = False
-    is_linear = (False,)  # generate passes on only the tokens that the cache has not read
+    is_linear = (
+        False,
+    )  # generate passes on only the tokens that the cache has not read
     # With is_croppable: on Apple GPUs, generate must not read one token ahead.
     _is_user_defined = True
 
@@ -116,9 +127,15 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     ]
     # device_map: its layers are called by other names than forward.
     _no_split_modules = ["Decoder"]  # noqa: RUF012
-    _is_stateful = True  # what was read cannot be taken back, as assisted generation would
-    accepts_loss_kwargs = True  # num_items_in_batch: the loss of one micro-batch of several
-    _supports_sdpa = True  # accepted, and without effect: the model chooses its own attention
+    _is_stateful = (
+        True  # what was read cannot be taken back, as assisted generation would
+    )
+    accepts_loss_kwargs = (
+        True  # num_items_in_batch: the loss of one micro-batch of several
+    )
+    _supports_sdpa = (
+        True  # accepted, and without effect: the model chooses its own attention
+    )
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
     _llama: Llama
@@ -179,16 +196,24 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x: torch.Tensor = (
-            self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+            self.model.embed_tokens(input_ids)
+            if inputs_embeds is None
+            else inputs_embeds
         )
         _refuse_unsupported(attention_mask, position_ids, kwargs)
         if past_key_values is not None and cache is not None:
             raise ValueError("give either past_key_values or cache")
         past = past_key_values if cache is None else cache
         if use_cache and past is None:
-            past = InfiniCache(max(x.shape[1], self._llama.config.max_position_embeddings))
+            past = InfiniCache(
+                max(x.shape[1], self._llama.config.max_position_embeddings)
+            )
         hidden_states = self._hidden_states(x, attention_mask, position_ids, past)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        kept = (
+            slice(-logits_to_keep, None)
+            if isinstance(logits_to_keep, int)
+            else logits_to_keep
+        )
         logits = self.lm_head(hidden_states[-1][:, kept])
         loss = None
         if labels is not None:
@@ -221,7 +246,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         Each is [B, T, D] like the input x; the output of the last layer is left out.
         """
         batch, length = x.shape[:2]
-        documents = None if position_ids is None else _documents(position_ids.expand(batch, length))
+        documents = (
+            None
+            if position_ids is None
+            else _documents(position_ids.expand(batch, length))
+        )
         layer_outputs: list[torch.Tensor] = []
         order = None
         lengths = None
@@ -259,7 +288,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> torch.Tensor:
         """Hidden states of rows from their first tokens on; of row b the first lengths[b] count."""
         if past is None:
-            return self._llama.hidden_from_embeddings(x, documents, layer_outputs=layer_outputs)
+            return self._llama.hidden_from_embeddings(
+                x, documents, layer_outputs=layer_outputs
+            )
         if documents is not None:
             raise ValueError(
                 "position_ids begin several documents in a row, "
@@ -288,7 +319,11 @@ class InfiniLlamaModel(InfiniLlamaForCausalLM):
     """
 
     def forward(self, *arguments: Any, **kwargs: Any) -> Any:
-        kwargs |= {"output_hidden_states": True, "return_dict": True, "logits_to_keep": 1}
+        kwargs |= {
+            "output_hidden_states": True,
+            "return_dict": True,
+            "logits_to_keep": 1,
+        }
         output: Any = super().forward(*arguments, **kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=output.hidden_states[-1],
@@ -331,7 +366,9 @@ def _refuse_to_continue(
         ValueError: naming the argument.
     """
     if documents is not None:
-        raise ValueError("position_ids begin another document, which past_key_values cannot hold")
+        raise ValueError(
+            "position_ids begin another document, which past_key_values cannot hold"
+        )
     if attention_mask is not None and int((attention_mask == 0).sum()) > past.padding:
         raise ValueError(
             "attention_mask leaves out tokens after the first input, which past_key_values cannot; "
@@ -339,13 +376,17 @@ def _refuse_to_continue(
         )
 
 
-def _documents(position_ids: torch.Tensor, lengths: list[int] | None = None) -> torch.Tensor | None:
+def _documents(
+    position_ids: torch.Tensor, lengths: list[int] | None = None
+) -> torch.Tensor | None:
     """The number of each token's document [B, T]; None where no row has several.
 
     Args:
         lengths: of row b, only the first lengths[b] tokens count; None: all.
     """
-    documents = (position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1).cumsum(dim=1)
+    documents = (position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1).cumsum(
+        dim=1
+    )
     if lengths is not None:
         places = torch.arange(documents.shape[1], device=documents.device)
         ends = torch.tensor(lengths, device=documents.device)

@@ -13,7 +13,11 @@ from infini_llama.tasks.patch_environment.patches import needed_patches
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.patch_environment.requirements import unmet
-from infini_llama.tasks.patch_environment.stage import Difference, Exactness, differences
+from infini_llama.tasks.patch_environment.stage import (
+    Difference,
+    Exactness,
+    differences,
+)
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
     SEVERITIES,
@@ -92,7 +96,8 @@ def doctor(
         except ConfigError as refused:
             refusals = list(dict.fromkeys([*refused.problems, *refusals]))
         findings += [
-            finding("configuration", "refused", "error", sentence) for sentence in refusals
+            finding("configuration", "refused", "error", sentence)
+            for sentence in refusals
         ]
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return DoctorReport(
@@ -113,7 +118,9 @@ def _exit_code(worst: Severity, strict: bool) -> int:
     return 0
 
 
-def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> RunDifferences:
+def _compare(
+    run: Path, plan: EnvironmentPlan | None, facts: MachineFacts
+) -> RunDifferences:
     folder = RunFolder(run)
     record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
@@ -123,4 +130,6 @@ def _compare(run: Path, plan: EnvironmentPlan | None, facts: MachineFacts) -> Ru
         )
     changes = differences(record.pinned, record.facts, plan, facts)
     worst = changes[0].exactness if changes else "kept"
-    return RunDifferences(run=run.name, resume=RESUME[worst], differences=tuple(changes))
+    return RunDifferences(
+        run=run.name, resume=RESUME[worst], differences=tuple(changes)
+    )

@@ -3,14 +3,25 @@
 from dataclasses import dataclass
 
 from infini_llama.tasks.formatting import in_bytes
-from infini_llama.tasks.records.machine import Cpu, Disk, Folder, Gpu, MachineFacts, Memory
+from infini_llama.tasks.records.machine import (
+    Cpu,
+    Disk,
+    Folder,
+    Gpu,
+    MachineFacts,
+    Memory,
+)
 from infini_llama.tasks.records.plan import Finding, Severity, finding
 
 MIB = 1024**2
 GIB = 1024**3
 LEAST_SHARED = MIB // 4  # bytes, for the semaphores of a few processes
-FEWEST_FILES = 64  # open at the same time; torchrun and a worker together need more than 30
-FEWEST_ADDRESSES = 1_400_000_000  # bytes; torch and gloo's threads take so many on a CPU
+FEWEST_FILES = (
+    64  # open at the same time; torchrun and a worker together need more than 30
+)
+FEWEST_ADDRESSES = (
+    1_400_000_000  # bytes; torch and gloo's threads take so many on a CPU
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,9 @@ def assess(facts: MachineFacts) -> list[Finding]:
 
 def _processor(cpu: Cpu) -> Finding:
     units = "AMX" if cpu.amx else "vector units"
-    value = f"{cpu.model}, bf16 by {units}" if cpu.bf16 else f"{cpu.model}, without bf16"
+    value = (
+        f"{cpu.model}, bf16 by {units}" if cpu.bf16 else f"{cpu.model}, without bf16"
+    )
     return finding("processor", value)
 
 
@@ -102,10 +115,14 @@ def limits(open_files: int | None, address_space: int | None) -> list[Finding]:
     findings: list[Finding] = []
     if open_files is not None and open_files < FEWEST_FILES:
         fix = "Too few for torchrun; raise the limit with `ulimit -n 1024`."
-        findings.append(finding("open files", f"{open_files} per process", "error", fix))
+        findings.append(
+            finding("open files", f"{open_files} per process", "error", fix)
+        )
     if address_space is not None:
         few = address_space < FEWEST_ADDRESSES
-        mapped = "Addresses are taken for all that is mapped: datasets, checkpoints, GPUs"
+        mapped = (
+            "Addresses are taken for all that is mapped: datasets, checkpoints, GPUs"
+        )
         fix = (
             f"{'Too few addresses for torch' if few else mapped}; "
             "raise the limit with `ulimit -v unlimited`."
@@ -144,11 +161,11 @@ def _gpu(number: int, gpu: Gpu) -> Finding:
     if not gpu.is_busy:
         return finding(f"GPU {number}", value)
     users = (
-        f"Process(es) {', '.join(map(str, gpu.processes))}" if gpu.processes else "Other programs"
+        f"Process(es) {', '.join(map(str, gpu.processes))}"
+        if gpu.processes
+        else "Other programs"
     )
-    sentence = (
-        f"{users} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
-    )
+    sentence = f"{users} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
     return finding(f"GPU {number}", value, "warning", sentence)
 
 
@@ -211,7 +228,9 @@ def _shared_memory(facts: MachineFacts) -> Finding:
     absent = shared is None and facts.platform.startswith("Linux")
     too_small = shared is not None and shared < LEAST_SHARED
     if absent or facts.shared_memory_fault or too_small:
-        why = f"There, {facts.shared_memory_fault}. " if facts.shared_memory_fault else ""
+        why = (
+            f"There, {facts.shared_memory_fault}. " if facts.shared_memory_fault else ""
+        )
         fix = (
             "Several processes that prepare text need it: "
             "start a container with --shm-size=1g, or set data.num_workers=1."
@@ -251,5 +270,7 @@ def _compiler(facts: MachineFacts) -> Finding:
         return finding("compiler", "none", "note", sentence)
     if cxx:
         return finding("compiler", cxx)
-    sentence = "train.compile needs one on a CPU; install it (for example apt install g++)."
+    sentence = (
+        "train.compile needs one on a CPU; install it (for example apt install g++)."
+    )
     return finding("compiler", "none", "note", sentence)

@@ -14,7 +14,13 @@ from infini_llama.model.config import (
 )
 from infini_llama.tasks.formatting import in_bytes
 from infini_llama.tasks.records.machine import Disk, MachineFacts
-from infini_llama.tasks.records.plan import Device, EnvironmentPlan, Finding, Precision, finding
+from infini_llama.tasks.records.plan import (
+    Device,
+    EnvironmentPlan,
+    Finding,
+    Precision,
+    finding,
+)
 
 GIB = 1024**3
 # A worker uses at most this share of what is free, after these bytes: the rest is for what no
@@ -37,7 +43,9 @@ def moment_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
     matrices = trained_layer_matrices(model, train.frozen_layers)
     others = trained_parameters(model, train.frozen_layers) - matrices
     of_matrices = optimizer.matrices or optimizer.update
-    return 4 * (len(of_matrices.moments) * matrices + len(optimizer.update.moments) * others)
+    return 4 * (
+        len(of_matrices.moments) * matrices + len(optimizer.update.moments) * others
+    )
 
 
 def checkpoint_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
@@ -48,7 +56,9 @@ def checkpoint_bytes(model: LlamaConfig, train: TrainingConfig) -> int:
 def model_of(config: PipelineConfig) -> LlamaConfig:
     """The run's model, with the vocabulary size of the configuration."""
     data = config.data
-    return LlamaConfig(**config.model.architecture(data.tokenizer.vocab_size, data.sequence_length))
+    return LlamaConfig(
+        **config.model.architecture(data.tokenizer.vocab_size, data.sequence_length)
+    )
 
 
 def chunk_of(config: PipelineConfig, device: Device, tokens: int) -> int:
@@ -106,7 +116,9 @@ def bytes_needed(
         "weights": weights,
         "gradients": gradients,
         "optimizer": moment_bytes(model, train) // shards,
-        "activations": _activation_bytes(model, train, tokens, number_bytes, seen, logits),
+        "activations": _activation_bytes(
+            model, train, tokens, number_bytes, seen, logits
+        ),
         "logits": logits,
         "batches": 2 * 8 * tokens,
     }
@@ -181,7 +193,9 @@ def _activation_bytes(
     width = model.hidden_size
     q_width = model.num_attention_heads * model.head_size
     in_fp32 = 4 * 4 * width
-    kept = in_fp32 + number_bytes * (4 * width + 4 * q_width + 4 * model.intermediate_size)
+    kept = in_fp32 + number_bytes * (
+        4 * width + 4 * q_width + 4 * model.intermediate_size
+    )
     if seen is not None:
         # Weights of the pairs, and of half a block of queries.
         kept += number_bytes * model.num_attention_heads * (seen + 32)

@@ -65,7 +65,10 @@ def _fault_of_trial(head_dim: int, has_documents: bool) -> str:
         """The output, and the gradients of queries, keys and values."""
         q, k, v = (tensor.to(dtype, copy=True).requires_grad_() for tensor in inputs)
         output = causal_attention(q, k, v, documents, backend)
-        return [output.detach(), *torch.autograd.grad(output, (q, k, v), downstream.to(dtype))]
+        return [
+            output.detach(),
+            *torch.autograd.grad(output, (q, k, v), downstream.to(dtype)),
+        ]
 
     with sdpa_kernel(SDPBackend.MATH):
         exact = run("sdpa", torch.float32)
@@ -108,7 +111,9 @@ def devices() -> tuple[Gpu, ...]:
 def main() -> None:
     gpus = () if sys.argv[1:] == ["import"] else devices()
     fault = flash_fault(on_gpu=bool(gpus) and gpus[0].bf16)
-    facts = GpuFacts(gpus=gpus, nccl=torch.distributed.is_nccl_available(), flash_attention=fault)
+    facts = GpuFacts(
+        gpus=gpus, nccl=torch.distributed.is_nccl_available(), flash_attention=fault
+    )
     print("\n" + json.dumps(facts.to_json()))
 
 

@@ -21,7 +21,9 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
     """
     # The user's way to keep GPUs out of a run.
     hidden = machine.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    has_driver = not hidden and any(machine.path(node).exists() for node in DRIVER_NODES)
+    has_driver = not hidden and any(
+        machine.path(node).exists() for node in DRIVER_NODES
+    )
     if not has_driver and not machine.has_package("flash_attn"):
         return GpuFacts(gpus=())
     arguments = list(machine.gpu_probe)
@@ -32,7 +34,9 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
     except subprocess.TimeoutExpired:
         return _unusable(has_driver, f"torch did not answer within {seconds:g} seconds")
     if child.returncode:
-        lines = child.stderr.strip().splitlines() or [f"torch ended with code {child.returncode}"]
+        lines = child.stderr.strip().splitlines() or [
+            f"torch ended with code {child.returncode}"
+        ]
         return _unusable(has_driver, lines[-1])
     answer = GpuFacts.model_validate_json(child.stdout.splitlines()[-1])
     return changed(
@@ -62,7 +66,9 @@ def _with_reports(gpus: tuple[Gpu, ...], machine: Machine) -> tuple[Gpu, ...]:
     rows = _rows(machine, "--query-gpu=uuid,driver_version,utilization.gpu", 3)
     reported: list[Gpu] = []
     for index, gpu in enumerate(gpus):
-        row = next((row for row in rows if gpu.uuid and row[0].endswith(gpu.uuid)), None)
+        row = next(
+            (row for row in rows if gpu.uuid and row[0].endswith(gpu.uuid)), None
+        )
         if row is None and len(rows) == len(gpus):
             row = rows[index]
         if row is not None:

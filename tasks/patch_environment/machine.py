@@ -44,7 +44,9 @@ GLIBC_MEMORY = (
 )
 # Variables that set how torch divides a GPU's memory.
 CUDA_MEMORY = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-MEMORY_TUNABLE = re.compile(r"\bglibc\.malloc\.(mmap_max|mmap_threshold|trim_threshold|top_pad)=")
+MEMORY_TUNABLE = re.compile(
+    r"\bglibc\.malloc\.(mmap_max|mmap_threshold|trim_threshold|top_pad)="
+)
 # File systems where flock may not reach other machines, and renames and listings may lag.
 NETWORK = (
     "nfs",
@@ -96,7 +98,9 @@ def exported(machine: Machine) -> tuple[str, ...]:
     GLIBC_TUNABLES counts only with a tunable of memory; its other settings stand beside the plan's.
     """
     names = [
-        name for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY) if name in machine.environ
+        name
+        for name in (*THREAD_WAITING, *GLIBC_MEMORY, *CUDA_MEMORY)
+        if name in machine.environ
     ]
     if not MEMORY_TUNABLE.search(machine.environ.get("GLIBC_TUNABLES", "")):
         names = [name for name in names if name != "GLIBC_TUNABLES"]
@@ -128,7 +132,9 @@ def _file_system(folder: Path, machine: Machine) -> str:
     kinds: dict[str, str] = {}
     for line in machine.text("/proc/self/mounts").splitlines():
         _, escaped, kind, *_ = line.split(" ")
-        mount_point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), escaped)
+        mount_point = re.sub(
+            r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), escaped
+        )
         kinds[mount_point] = kind
     for path in (folder.resolve(), *folder.resolve().parents):
         if str(path) in kinds:
@@ -173,8 +179,14 @@ def folders(machine: Machine) -> tuple[Folder, ...]:
     try:
         temporary = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
-        return (*tried, Folder(setting="TMPDIR", path="none", fault=error.strerror or str(error)))
-    return (*tried, Folder(setting="TMPDIR", path=str(temporary), fault=examine(temporary).fault))
+        return (
+            *tried,
+            Folder(setting="TMPDIR", path="none", fault=error.strerror or str(error)),
+        )
+    return (
+        *tried,
+        Folder(setting="TMPDIR", path=str(temporary), fault=examine(temporary).fault),
+    )
 
 
 def compilers(machine: Machine) -> Compilers:

@@ -111,9 +111,7 @@ def set_rendezvous_variables() -> None:
         os.environ.setdefault(name, value)
 
 
-REBUILD = (
-    "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
-)
+REBUILD = "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
 
 
 # Patterns of the linker's messages, and their causes with the groups of the pattern.
@@ -167,7 +165,10 @@ class _FlashAttnFinder(MetaPathFinder):
     logged = False
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         if fullname != "flash_attn":
             return None
@@ -185,14 +186,14 @@ class _FlashAttnFinder(MetaPathFinder):
                 # OSError: a shared library that does not fit this machine.
                 except (ImportError, OSError) as error:
                     cause = explain(str(error))
-                    self.log_once(logging.WARNING, f"flash-attn cannot be imported: {cause}")
+                    self.log_once(
+                        logging.WARNING, f"flash-attn cannot be imported: {cause}"
+                    )
                     raise ImportError(cause, name="flash_attn") from error
             if caught:
                 first = str(caught[0].message).splitlines()[0]
 
-                text = (
-                    f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
-                )
+                text = f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
                 self.log_once(logging.INFO, text)
 
         spec.loader.exec_module = exec_module

@@ -100,9 +100,13 @@ def plan_environment(
 
 def explicit(config: PipelineConfig) -> JsonObject:
     """Pinned settings that the configuration sets, by name."""
-    settings = config.train.model_dump(mode="json") | config.environment.model_dump(mode="json")
+    settings = config.train.model_dump(mode="json") | config.environment.model_dump(
+        mode="json"
+    )
     requested = {name: settings[name] for name in PinnedSettings.model_fields}
-    return {name: value for name, value in requested.items() if value not in ("auto", None)}
+    return {
+        name: value for name, value in requested.items() if value not in ("auto", None)
+    }
 
 
 class Planner:
@@ -185,7 +189,9 @@ class Planner:
             reason = no_space or "they fit into memory by the estimate"
             self.record("keep_attention_weights", keeps_weights, reason)
         micro = self.micro_batch_size(device, workers, precision, keeps_weights, has)
-        micro_tokens = micro * self.config.data.sequence_length // self.train.context_parallel
+        micro_tokens = (
+            micro * self.config.data.sequence_length // self.train.context_parallel
+        )
         self._refuse_contradictions(device, threads)
         return EnvironmentPlan(
             device=device,
@@ -278,7 +284,9 @@ class Planner:
         )
         if settings.gpus == "auto" and workers > len(usable):
             # Also those that are busy, the free ones first.
-            usable = sorted(range(len(all_gpus)), key=lambda number: all_gpus[number].is_busy)
+            usable = sorted(
+                range(len(all_gpus)), key=lambda number: all_gpus[number].is_busy
+            )
         gpus = tuple(sorted(usable[:workers])) if device == "cuda" else ()
         return gpus, workers
 
@@ -293,7 +301,9 @@ class Planner:
             return group, "one worker with all threads"
         most = len(usable) // group * group
         fitting = (
-            workers for workers in range(most, 0, -group) if not self._indivisible(micro, workers)
+            workers
+            for workers in range(most, 0, -group)
+            if not self._indivisible(micro, workers)
         )
         workers = next(fitting, group)
         if workers == len(usable):
@@ -442,7 +452,10 @@ class Planner:
                     "flash2",
                     "it can be imported, and agrees with torch's own attention in a trial",
                 )
-            return "sdpa", f"torch's scaled_dot_product_attention chooses the kernel; {reason}"
+            return (
+                "sdpa",
+                f"torch's scaled_dot_product_attention chooses the kernel; {reason}",
+            )
 
         def fault(backend: str) -> str:
             key = f"environment.attention_backend={backend}"
@@ -458,7 +471,10 @@ class Planner:
                 )
             if backend == "flash2" and flash_fault:
                 return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
-            if model.attend_previous_segment and not ATTENTION_BACKENDS[backend].has_earlier_tokens:
+            if (
+                model.attend_previous_segment
+                and not ATTENTION_BACKENDS[backend].has_earlier_tokens
+            ):
                 return f"{key}, but it cannot have model.attend_previous_segment; use auto or sdpa."
             if model.attention_dropout and not ATTENTION_BACKENDS[backend].has_dropout:
                 return (
@@ -467,7 +483,9 @@ class Planner:
                 )
             return ""
 
-        return self.choose("attention_backend", self.settings.attention_backend, rule, fault)
+        return self.choose(
+            "attention_backend", self.settings.attention_backend, rule, fault
+        )
 
     def _attention_on_cpu(
         self, precision: Precision, threads: int, no_space: str
@@ -486,10 +504,14 @@ class Planner:
             f"at {tokens:,} tokens{' with documents' if documents else ''} in {precision} "
             f"with {threads} thread(s)"
         )
-        first, last = BLOCKED_TOKENS.get((precision, threads, not no_space, documents), (1, 0))
+        first, last = BLOCKED_TOKENS.get(
+            (precision, threads, not no_space, documents), (1, 0)
+        )
         if first <= tokens <= last:
             return "blocked", f"faster than sdpa {where}"
-        without = f", and cannot keep its softmax weights: {no_space}" if no_space else ""
+        without = (
+            f", and cannot keep its softmax weights: {no_space}" if no_space else ""
+        )
         return "sdpa", f"blocked is not known to be faster {where}{without}"
 
     def _why_weights_do_not_fit(
@@ -515,7 +537,11 @@ class Planner:
             self.settings.nnodes,
             keeps_attention_weights=True,
         )
-        return "" if footprint.fits(need, has) else f"they need {footprint.describe(need, has)}"
+        return (
+            ""
+            if footprint.fits(need, has)
+            else f"they need {footprint.describe(need, has)}"
+        )
 
     def micro_batch_size(
         self,
@@ -548,7 +574,10 @@ class Planner:
         def usual() -> tuple[int, str]:
             sizes = range(1, USUAL_MICRO_BATCH + 1)
             size = max(size for size in sizes if share % size == 0)
-            return size, f"the most, up to {USUAL_MICRO_BATCH}, that divide a worker's {share}"
+            return (
+                size,
+                f"the most, up to {USUAL_MICRO_BATCH}, that divide a worker's {share}",
+            )
 
         def rule() -> tuple[int, str]:
             length = config.data.sequence_length // train.context_parallel
@@ -583,7 +612,11 @@ class Planner:
             if device == "cpu" and glibc:
                 reason = "glibc's, which keeps freed memory instead of returning it to the kernel"
                 return "glibc", reason
-            reason = "training runs on a GPU" if device == "cuda" else "this system has no glibc"
+            reason = (
+                "training runs on a GPU"
+                if device == "cuda"
+                else "this system has no glibc"
+            )
             return "system", reason
 
         def fault(allocator: str) -> str:
@@ -621,7 +654,10 @@ class Planner:
             if lacking:
                 return "off", lacking
             if device == "cpu" and self._flops() < COMPILING_PAYS * self.facts.cores:
-                return "off", "the run is too short to make up for the time that it takes"
+                return (
+                    "off",
+                    "the run is too short to make up for the time that it takes",
+                )
             if device == "cpu":
                 reason = (
                     "it makes long runs on a processor with AMX faster, "
@@ -661,7 +697,9 @@ class Planner:
         cores = self.facts.cores
 
         def rule() -> tuple[int, str]:
-            return max(1, cores // workers), f"{cores} usable core(s) over {workers} worker(s)"
+            return max(
+                1, cores // workers
+            ), f"{cores} usable core(s) over {workers} worker(s)"
 
         return self.choose("threads", self.settings.threads, rule)
 
@@ -682,4 +720,6 @@ class Planner:
                 "but it needs GPUs and a torch built with NCCL; use auto or gloo."
             )
 
-        return self.choose("distributed_backend", self.settings.distributed_backend, rule, fault)
+        return self.choose(
+            "distributed_backend", self.settings.distributed_backend, rule, fault
+        )

@@ -34,7 +34,9 @@ def findings_of(
         sentence = "It is kept; the plan's PYTORCH_ALLOC_CONF is left out."
         findings.append(finding(cuda_name, "set", "note", sentence))
     glibc_name = set_by_user(GLIBC_MEMORY, config, facts)
-    overruled = plan.allocator == "glibc" and "GLIBC_TUNABLES" not in config.environment.env
+    overruled = (
+        plan.allocator == "glibc" and "GLIBC_TUNABLES" not in config.environment.env
+    )
     if overruled and glibc_name:
         sentence = (
             "The run's allocator=glibc overrules what it sets; "
@@ -50,7 +52,9 @@ def findings_of(
             "set train.micro_batch_size=auto or a smaller one, "
             "train.activation_checkpointing=full, or use fewer workers."
         )
-        findings.append(finding("memory", footprint.describe(need, have), "warning", sentence))
+        findings.append(
+            finding("memory", footprint.describe(need, have), "warning", sentence)
+        )
     disk_space = footprint.check_disk_space(config, facts.disk)
     if disk_space:
         findings.append(disk_space)
@@ -74,10 +78,12 @@ def _warnings_of_gpus(
             "choose others by environment.gpus."
         )
         findings.append(finding(name, "in use", "warning", sentence))
-    if plan.device == "cuda" and plan.distributed_backend == "gloo" and plan.world_size > 1:
-        sentence = (
-            "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
-        )
+    if (
+        plan.device == "cuda"
+        and plan.distributed_backend == "gloo"
+        and plan.world_size > 1
+    ):
+        sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
         findings.append(finding("distributed_backend", "gloo", "warning", sentence))
     return findings
 

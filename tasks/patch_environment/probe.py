@@ -77,7 +77,11 @@ def probe_by_launcher(config: PipelineConfig) -> MachineFacts:
         PipelineError: the program, or the probe on the node, failed.
     """
     launcher = config.environment.started_by
-    on_one_node = [launcher.program, *launcher.on_one_node, *config.environment.srun_options]
+    on_one_node = [
+        launcher.program,
+        *launcher.on_one_node,
+        *config.environment.srun_options,
+    ]
     module = "infini_llama.tasks.patch_environment.probe"
     log.info("probing a node of the cluster by %s", launcher.program)
     try:

@@ -108,7 +108,9 @@ def _contradicting_deepspeed_json(config: PipelineConfig) -> list[str]:
         if not fields or RunFolder.of(config.runtime).environment.exists():
             return []
         plan = plan_environment(config, probe(home, config))
-        refuse_contradictions(config.train, plan.micro_batch_size, plan.precision, plan.world_size)
+        refuse_contradictions(
+            config.train, plan.micro_batch_size, plan.precision, plan.world_size
+        )
     except ConfigError as refused:
         return list(refused.problems)
     return []
@@ -139,7 +141,10 @@ def fault_of_package(name: str) -> str | None:
     if name == "wandb":
         # Other versions of W&B may answer otherwise; then its own init decides.
         with suppress(Exception):
-            if package.setup().settings.mode in ("online", "shared") and not package.api.api_key:
+            if (
+                package.setup().settings.mode in ("online", "shared")
+                and not package.api.api_key
+            ):
                 return (
                     "needs a key: "
                     "log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
@@ -152,7 +157,10 @@ def main() -> None:
         name: fault_of_function(name) if ":" in name else fault_of_package(name)
         for name in sys.argv[1:]
     }
-    print(f"\n{json.dumps({name: fault for name, fault in faults.items() if fault})}", flush=True)
+    print(
+        f"\n{json.dumps({name: fault for name, fault in faults.items() if fault})}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

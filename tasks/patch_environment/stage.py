@@ -27,9 +27,16 @@ from infini_llama.tasks.records.plan import (
     PlannedEnvironment,
 )
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.runs.run_folder import RunFolder, attempt_folders, read_attempt_plan
+from infini_llama.tasks.runs.run_folder import (
+    RunFolder,
+    attempt_folders,
+    read_attempt_plan,
+)
 from infini_llama.tasks.storage.artifacts import Damaged
-from infini_llama.tasks.storage.filesystem import require_temporary_folder, require_usable
+from infini_llama.tasks.storage.filesystem import (
+    require_temporary_folder,
+    require_usable,
+)
 
 log = logging.getLogger("infini_llama.environment")
 # Versions that determine how numbers are computed; the others only read data and report.
@@ -38,7 +45,9 @@ Exactness = Literal["lost", "doubtful", "kept"]
 
 
 def patch_environment(
-    config: PipelineConfig, vocab_size: int | None = None, machine: Machine | None = None
+    config: PipelineConfig,
+    vocab_size: int | None = None,
+    machine: Machine | None = None,
 ) -> PlannedEnvironment:
     """The plan of a run: the one pinned at its first attempt if there is one, else a new one.
 
@@ -85,7 +94,9 @@ def patch_environment(
             log.warning("%s: %s. %s", finding.name, finding.value, finding.sentence)
     record = EnvironmentRecord(
         pinned=pinned,
-        pinned_at=before.pinned_at if before else datetime.now(UTC).isoformat(timespec="seconds"),
+        pinned_at=before.pinned_at
+        if before
+        else datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan.masked(),
         patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
         facts=facts,
@@ -102,7 +113,9 @@ def _refuse_errors(plan: EnvironmentPlan) -> None:
             )
 
 
-def pinned_settings(run: RunFolder, record: EnvironmentRecord | None) -> PinnedSettings | None:
+def pinned_settings(
+    run: RunFolder, record: EnvironmentRecord | None
+) -> PinnedSettings | None:
     """Settings that a run keeps; None before its first attempt.
 
     Args:
@@ -138,10 +151,14 @@ def _log_plan(plan: EnvironmentPlan) -> None:
     )
     by_reason: dict[str, list[str]] = {}
     for choice in plan.choices:
-        by_reason.setdefault(choice.reason, []).append(f"{choice.setting}={choice.value}")
+        by_reason.setdefault(choice.reason, []).append(
+            f"{choice.setting}={choice.value}"
+        )
     if not by_reason:
         return
-    chosen = (f"{', '.join(settings)} ({reason})" for reason, settings in by_reason.items())
+    chosen = (
+        f"{', '.join(settings)} ({reason})" for reason, settings in by_reason.items()
+    )
     log.info("chosen: %s", "; ".join(chosen))
 
 
@@ -180,22 +197,32 @@ def differences(
             effect = PinnedSettings.model_fields[name].description
             sentence = f"the result is no longer bitwise the same ({effect})"
             changes.append(
-                Difference(name=name, then=then, now=now, exactness="lost", sentence=sentence)
+                Difference(
+                    name=name, then=then, now=now, exactness="lost", sentence=sentence
+                )
             )
     for name, then, now in _changed(_decisive(facts_then), _decisive(facts)):
         sentence = "the result may no longer be bitwise the same"
         changes.append(
-            Difference(name=name, then=then, now=now, exactness="doubtful", sentence=sentence)
+            Difference(
+                name=name, then=then, now=now, exactness="doubtful", sentence=sentence
+            )
         )
-    for name, then, now in _changed(_without_effect(facts_then), _without_effect(facts)):
+    for name, then, now in _changed(
+        _without_effect(facts_then), _without_effect(facts)
+    ):
         sentence = "this does not touch the result"
         changes.append(
-            Difference(name=name, then=then, now=now, exactness="kept", sentence=sentence)
+            Difference(
+                name=name, then=then, now=now, exactness="kept", sentence=sentence
+            )
         )
     return changes
 
 
-def _changed(then: JsonObject, now: JsonObject) -> list[tuple[str, JsonValue, JsonValue]]:
+def _changed(
+    then: JsonObject, now: JsonObject
+) -> list[tuple[str, JsonValue, JsonValue]]:
     """Name, earlier value and value of what differs; None stands for what is absent."""
     return [
         (name, then.get(name), now.get(name))
@@ -222,7 +249,11 @@ def _without_effect(facts: MachineFacts) -> JsonObject:
         "platform": facts.platform,
         "cores": facts.cores,
         "memory in GiB": round(facts.memory.total / 1024**3),
-        **{name: version for name, version in facts.versions.items() if name not in NUMERIC},
+        **{
+            name: version
+            for name, version in facts.versions.items()
+            if name not in NUMERIC
+        },
     }
 
 
@@ -234,8 +265,14 @@ def _log_differences(
 ) -> None:
     for change in differences(pinned, facts_then, plan, facts):
         level = logging.INFO if change.exactness == "kept" else logging.WARNING
-        since = "in this run so far" if change.exactness == "lost" else "at the last attempt"
-        then, now = ("absent" if value is None else value for value in (change.then, change.now))
+        since = (
+            "in this run so far"
+            if change.exactness == "lost"
+            else "at the last attempt"
+        )
+        then, now = (
+            "absent" if value is None else value for value in (change.then, change.now)
+        )
         log.log(
             level,
             "%s was %s %s and is %s now: %s.",

@@ -21,7 +21,11 @@ from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.records.machine import MachineFacts
-from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentRecord, PlannedEnvironment
+from infini_llama.tasks.records.plan import (
+    SEVERITIES,
+    EnvironmentRecord,
+    PlannedEnvironment,
+)
 
 
 @task(
@@ -31,7 +35,9 @@ from infini_llama.tasks.records.plan import SEVERITIES, EnvironmentRecord, Plann
     persist_result=False,
     retries=0,
 )
-def patch_environment(config: PipelineConfig, vocab_size: int, page: RunPage) -> PlannedEnvironment:
+def patch_environment(
+    config: PipelineConfig, vocab_size: int, page: RunPage
+) -> PlannedEnvironment:
     """Run `stage.patch_environment`, and show the record on the run's page.
 
     The result may hold the user's environment variables, so Prefect keeps no copy.
@@ -64,7 +70,8 @@ def card(record: EnvironmentRecord) -> str:
         for finding in findings
     )
     patches = (
-        f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}" for patch in record.patches
+        f"[{cell(patch.name)}]({patch.reference}): {cell(patch.fault)}"
+        for patch in record.patches
     )
     parts = (
         *section(
@@ -78,7 +85,9 @@ def card(record: EnvironmentRecord) -> str:
             subsection("Why", bullets(reasons) or "As the configuration says."),
         ),
         *section("What needs attention", bullets(attention) or "Nothing."),
-        *section("What was patched in this run's workers", bullets(patches) or "Nothing."),
+        *section(
+            "What was patched in this run's workers", bullets(patches) or "Nothing."
+        ),
     )
     return markdown(Document("Environment", parts))
 

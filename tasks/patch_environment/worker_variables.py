@@ -24,14 +24,18 @@ OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page
 # of every large tensor: the lanes "as shipped" and "our allocator" of
 # benchmarks/results/training.json differ in this alone.
-GLIBC_TUNABLES = (
-    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
-)
+GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
 
 
-def set_by_user(names: Sequence[str], config: PipelineConfig, facts: MachineFacts) -> str:
+def set_by_user(
+    names: Sequence[str], config: PipelineConfig, facts: MachineFacts
+) -> str:
     """The first of these variables that is in `environment.env` or exported; "" where none is."""
-    set_names = (name for name in names if name in config.environment.env or name in facts.exported)
+    set_names = (
+        name
+        for name in names
+        if name in config.environment.env or name in facts.exported
+    )
     return next(set_names, "")
 
 
@@ -39,8 +43,14 @@ def worker_environment(
     config: PipelineConfig, plan: EnvironmentPlan, facts: MachineFacts
 ) -> dict[str, str]:
     """Variables of every worker of this plan."""
-    variables = dict.fromkeys(OF_THREADS, str(plan.threads)) | {"TOKENIZERS_PARALLELISM": "false"}
-    if plan.device == "cpu" and plan.threads > 1 and not set_by_user(THREAD_WAITING, config, facts):
+    variables = dict.fromkeys(OF_THREADS, str(plan.threads)) | {
+        "TOKENIZERS_PARALLELISM": "false"
+    }
+    if (
+        plan.device == "cpu"
+        and plan.threads > 1
+        and not set_by_user(THREAD_WAITING, config, facts)
+    ):
         # Waiting threads otherwise spin for milliseconds, on the cores that the threads they wait
         # for would need: beside busy neighbours, steps took several times as long as with threads
         # that sleep at once. Without neighbours, spinning saves some percent, and a spin of some
@@ -53,7 +63,9 @@ def worker_environment(
         in_home = str(config.runtime.home.absolute() / "compile-cache")
         # The user's: programs may not be loaded from the disk of the home folder (noexec), or it
         # may be a slow one.
-        variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or in_home
+        variables["TORCHINDUCTOR_CACHE_DIR"] = (
+            os.environ.get("TORCHINDUCTOR_CACHE_DIR") or in_home
+        )
     if plan.device == "cuda":
         if not set_by_user(CUDA_MEMORY, config, facts):
             variables["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

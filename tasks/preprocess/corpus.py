@@ -28,8 +28,17 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     without_damaged_files,
 )
 from infini_llama.tasks.preprocess.tokens.targets import targets_of
-from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, verify_or_remove
-from infini_llama.tasks.preprocess.workers import Job, Workers, choose_workers, prepare_parts
+from infini_llama.tasks.preprocess.tokens.units import (
+    Recipe,
+    open_unit,
+    verify_or_remove,
+)
+from infini_llama.tasks.preprocess.workers import (
+    Job,
+    Workers,
+    choose_workers,
+    prepare_parts,
+)
 from infini_llama.tasks.progress import megabytes
 from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
@@ -84,11 +93,14 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
         "tokenizer": identity(data.tokenizer),
         "deduplicate": data.deduplicate,
         "sources": [
-            [source.name, list(source.training), list(source.validation)] for source in sources
+            [source.name, list(source.training), list(source.validation)]
+            for source in sources
         ],
     }
     split_special_tokens = data.tokenizer.split_special_tokens
-    if data.tokenizer.path and not keeps_text(load(data.tokenizer), split_special_tokens):
+    if data.tokenizer.path and not keeps_text(
+        load(data.tokenizer), split_special_tokens
+    ):
         key["has_document_bytes"] = True
     return key_of(key)
 
@@ -155,7 +167,8 @@ class Corpus:
         While it is the same, so is the text of files that have a stamp (`TextInput.stamp`).
         """
         files = [
-            [[file.place for file in part.files], part.stamps, part.span] for part in self.parts
+            [[file.place for file in part.files], part.stamps, part.span]
+            for part in self.parts
         ]
         return key_of([self.data.model_dump(mode="json"), files])
 
@@ -207,7 +220,9 @@ class Corpus:
         """
         self.recall()
         missing = [
-            part for part in self.parts if not self._verify_or_remove_units(part, recipe, checksums)
+            part
+            for part in self.parts
+            if not self._verify_or_remove_units(part, recipe, checksums)
         ]
         if len(missing) < len(self.parts):
             log.info(
@@ -241,7 +256,9 @@ class Corpus:
         if report is None:
             return False
         # Of all units, so that each damaged one is removed.
-        verified = [verify_or_remove(recipe, unit.name, checksums) for unit in report.units]
+        verified = [
+            verify_or_remove(recipe, unit.name, checksums) for unit in report.units
+        ]
         return all(verified)
 
     def units_by_source(self) -> list[OfSource[str]]:
@@ -259,7 +276,9 @@ class Corpus:
     def units_by_part(self) -> dict[Part, list[str]]:
         """Names of the units of each part, without those of damaged files."""
         reports = self.used_reports()
-        return {part: [unit.name for unit in reports[part].units] for part in self.parts}
+        return {
+            part: [unit.name for unit in reports[part].units] for part in self.parts
+        }
 
     def used_reports(self) -> dict[Part, PartReport]:
         """The reports of the parts that are known, without damaged files."""
@@ -274,7 +293,9 @@ class Corpus:
         names = ("records", "empty", "too_short", "bad_records", "bad_files")
         used = self.used_reports()
         reports = [used[part] for part in self.parts if part in used]
-        counts = {name: sum(getattr(report, name) for report in reports) for name in names}
+        counts = {
+            name: sum(getattr(report, name) for report in reports) for name in names
+        }
         bad = list(chain.from_iterable(report.bad for report in reports))
         return LeftOut(
             **counts,

@@ -67,7 +67,9 @@ def learn(
     if find_spec(FAST) is None or 0 < size < WORTH_A_FAST_ENGINE:
         return train(map(bytes.decode, waiting), settings)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:  # without a name: nothing is left of it
+    with tempfile.TemporaryFile(
+        dir=folder
+    ) as file:  # without a name: nothing is left of it
         try:
             if settings.kind != "bpe":
                 raise LearnsOtherwise(f"data.tokenizer.kind={settings.kind}")
@@ -77,7 +79,9 @@ def learn(
                 return train(map(bytes.decode, _documents(file)), settings)
             return _learned(file, settings)
         except LearnsOtherwise as reason:
-            log.info("%s learns the tokenizer, which takes longer: %s", REFERENCE, reason)
+            log.info(
+                "%s learns the tokenizer, which takes longer: %s", REFERENCE, reason
+            )
             return train(map(bytes.decode, chain(_documents(file), waiting)), settings)
 
 
@@ -128,7 +132,10 @@ def _learned(file: BinaryIO, settings: TokenizerConfig) -> Tokenizer:
     letters = byte_letters()
     number = settings.vocab_size - len(special) - merges.BYTES
     pairs = [
-        ("".join(letters[byte] for byte in left), "".join(letters[byte] for byte in right))
+        (
+            "".join(letters[byte] for byte in left),
+            "".join(letters[byte] for byte in right),
+        )
         for left, right in _merges(file, number)
     ]
     tokens = [*special, *sorted(letters), *(left + right for left, right in pairs)]
@@ -162,7 +169,9 @@ def _merges(file: BinaryIO, number: int) -> list[tuple[bytes, bytes]]:
     )
     if learning.returncode:
         last = next(reversed(learning.stderr.splitlines()), "it printed nothing")
-        raise LearnsOtherwise(f"{FAST} ended with status {learning.returncode} ({last})")
+        raise LearnsOtherwise(
+            f"{FAST} ended with status {learning.returncode} ({last})"
+        )
     lines = (line.split() for line in learning.stdout.splitlines())
     return [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in lines]
 

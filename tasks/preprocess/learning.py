@@ -63,12 +63,16 @@ def load_or_learn(corpus: Corpus) -> Tokenizer:
     read = list[str]()
     learned = learn(training_texts(corpus, read), settings, folder, corpus.size)
     kept = _kept(corpus)
-    if kept is not None:  # of the same text, which was not recognized before it was read
+    if (
+        kept is not None
+    ):  # of the same text, which was not recognized before it was read
         return kept
     used = corpus.units_by_part()
     # Units of a large file were read before damage was found in it.
     if len(read) > sum(map(len, used.values())):
-        learned = learn(training_texts(corpus, read, used), settings, folder, corpus.size)
+        learned = learn(
+            training_texts(corpus, read, used), settings, folder, corpus.size
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_record(_file(corpus), LearnedTokenizer(description=description_of(learned)))
     return learned
@@ -124,13 +128,17 @@ def training_texts(
             hashes = list(map(xxh3_128_digest, documents.texts))
             table = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)
             is_validation = is_held_out(table, part.held_out_share).tolist()
-            for text, digest, is_out in zip(documents.texts, hashes, is_validation, strict=True):
+            for text, digest, is_out in zip(
+                documents.texts, hashes, is_validation, strict=True
+            ):
                 if is_out and has_copies:
                     held_out.add(digest)
                 elif not is_out and digest not in held_out:
                     yield text
         done += part.size
-        log.info("reading text for the tokenizer", extra={"progress": megabytes(done, total)})
+        log.info(
+            "reading text for the tokenizer", extra={"progress": megabytes(done, total)}
+        )
     log.info("training the tokenizer")
 
 

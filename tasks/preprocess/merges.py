@@ -25,7 +25,9 @@ def main() -> None:
     gigatoken: Any = import_module("gigatoken")
     text = gigatoken.TextFileSource([file], separator=SEPARATOR)
     # It has a token for every byte first; ties go to the pair that `tokenizers` would take.
-    _, merges = gigatoken.train_bpe(text, BYTES + int(number), [], tie_breaking="huggingface")
+    _, merges = gigatoken.train_bpe(
+        text, BYTES + int(number), [], tie_breaking="huggingface"
+    )
     with os.fdopen(output, "w", encoding="ascii") as lines:
         for left, right in merges:
             lines.write(f"{left.hex()} {right.hex()}\n")

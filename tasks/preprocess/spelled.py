@@ -29,7 +29,9 @@ def spelled_special_tokens(
     text = "\n".join(map(_compared, sampled))
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     return tuple(
-        token.content for _, token in added if token.special and _compared(token.content) in text
+        token.content
+        for _, token in added
+        if token.special and _compared(token.content) in text
     )
 
 

@@ -44,7 +44,12 @@ from infini_llama.tasks.preprocess.tokens.dataset import (
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
 from infini_llama.tasks.records.choice import Choice
-from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, TextSummary
+from infini_llama.tasks.records.dataset import (
+    DatasetPlan,
+    DatasetRef,
+    PlannedTable,
+    TextSummary,
+)
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     DatasetMeta,
@@ -67,7 +72,10 @@ from infini_llama.tasks.storage.artifacts import (
 )
 from infini_llama.tasks.storage.dataset_files import repairable
 from infini_llama.tasks.storage.files import mark_used
-from infini_llama.tasks.storage.filesystem import require_folder, require_temporary_folder
+from infini_llama.tasks.storage.filesystem import (
+    require_folder,
+    require_temporary_folder,
+)
 from infini_llama.tasks.storage.locks import FOREVER, Busy, Lock
 from infini_llama.tasks.tokenizers.engines import (
     REFERENCE,
@@ -149,7 +157,9 @@ class Preparation:
         if not self.corpus.recall():
             return None
         planned = self._planned()
-        return self._reference(planned, built=[]) if self._is_complete(planned) else None
+        return (
+            self._reference(planned, built=[]) if self._is_complete(planned) else None
+        )
 
     def build(self, repair: bool = False) -> DatasetRef:
         """Build the token level and the row tables where they are missing.
@@ -256,7 +266,9 @@ class Preparation:
     def _is_complete(self, planned: DatasetPlan) -> bool:
         folder = self._folder(planned)
         return has_all_files(folder, "dataset", planned.key) and all(
-            has_all_files(folder / ROW_TABLES / table.row_table, ROW_TABLES, table.row_table_key)
+            has_all_files(
+                folder / ROW_TABLES / table.row_table, ROW_TABLES, table.row_table_key
+            )
             for table in planned.row_tables
         )
 
@@ -264,11 +276,15 @@ class Preparation:
         folder = self._folder(planned)
         tables = folder / ROW_TABLES
         stages = [tables / stage.row_table for stage in planned.curriculum]
-        reference = dataset_ref(folder, tables / planned.table.row_table, self.home, built, stages)
+        reference = dataset_ref(
+            folder, tables / planned.table.row_table, self.home, built, stages
+        )
         provenance = describe(self.data)
         at_its_build = reference.text.left_out
         # These two counts follow from the dataset; all others are of the text as it is today.
-        left_out = self.corpus.left_out(at_its_build.duplicates, at_its_build.also_validation)
+        left_out = self.corpus.left_out(
+            at_its_build.duplicates, at_its_build.also_validation
+        )
         text = TextSummary(
             source=provenance.source,
             license=provenance.license,
@@ -320,7 +336,9 @@ class Preparation:
             # one uses them, and `gc` deletes them.
             log.warning("all of the text is encoded again with another engine")
 
-    def _build_missing(self, planned: DatasetPlan, tokenized: _Tokenization) -> list[str]:
+    def _build_missing(
+        self, planned: DatasetPlan, tokenized: _Tokenization
+    ) -> list[str]:
         """Build the levels of the dataset that are missing or lack files of their manifests.
 
         Returns:
@@ -355,19 +373,31 @@ class Preparation:
         has_loss_mask = any(unit.has_loss_mask for unit in units)
         with staged(folder) as new:
             tokenizer = tokenized.tokenizer
-            written = write_splits(units, selection, new, tokenizer.get_vocab_size(), has_loss_mask)
+            written = write_splits(
+                units, selection, new, tokenizer.get_vocab_size(), has_loss_mask
+            )
             fault = self._lack_of_text(written, units, selection)
             if fault:
                 log_left_out(left_out)
                 raise fault
             content = write_content(
-                new, units, selection, written, tokenizer, tokenized.recipe, has_loss_mask
+                new,
+                units,
+                selection,
+                written,
+                tokenizer,
+                tokenized.recipe,
+                has_loss_mask,
             )
             spelled = ()
             if tokenized.recipe.split_special_tokens:
                 with repairable():
-                    spelled = spelled_special_tokens(new, content.train.shards, tokenizer)
-            workers: dict[str, Any] = {"workers": tokenized.workers} if tokenized.workers else {}
+                    spelled = spelled_special_tokens(
+                        new, content.train.shards, tokenizer
+                    )
+            workers: dict[str, Any] = (
+                {"workers": tokenized.workers} if tokenized.workers else {}
+            )
             meta = DatasetMeta(
                 provenance=describe(self.data),
                 key=planned.key,
@@ -382,7 +412,9 @@ class Preparation:
                 **workers,
             )
             checksums = {
-                shard.file: shard.checksum for split in SPLITS for shard in written[split].shards
+                shard.file: shard.checksum
+                for split in SPLITS
+                for shard in written[split].shards
             }
             commit(new, folder, "dataset", meta.to_json(), content.to_json(), checksums)
 
@@ -393,7 +425,9 @@ class Preparation:
         for source in self.corpus.units_by_source():
             has_loss_mask = texts[source.name].loss_on != "all"
             for name in (*source.validation, *source.training):
-                units.append(SourceUnit(source.name, open_unit(recipe, name), has_loss_mask))
+                units.append(
+                    SourceUnit(source.name, open_unit(recipe, name), has_loss_mask)
+                )
         return units
 
     def _lack_of_text(
@@ -421,9 +455,13 @@ class Preparation:
                 "trained on; name other text to train on, or to hold out (data.validation_files, "
                 "data.validation_split)."
             )
-        documents = sum(int(mask.sum()) for masks in selection.kept.values() for mask in masks)
+        documents = sum(
+            int(mask.sum()) for masks in selection.kept.values() for mask in masks
+        )
         distinct = documents if data.deduplicate else documents - selection.duplicates
-        other = ", change the fraction" if distinct > 1 else ""  # copies fall on the same side
+        other = (
+            ", change the fraction" if distinct > 1 else ""
+        )  # copies fall on the same side
         which = f" with {distinct} different text(s)" if distinct < documents else ""
         return DataError(
             f"{documents} document(s){which} are too few to leave one for "
@@ -440,7 +478,9 @@ def _without_training(
     selection: Selection,
 ) -> DataError:
     numbers = [number for number, unit in enumerate(units) if unit.source == name]
-    kept = {split: [selection.kept[split][number] for number in numbers] for split in SPLITS}
+    kept = {
+        split: [selection.kept[split][number] for number in numbers] for split in SPLITS
+    }
     held_out = sum(int(mask.sum()) for mask in kept["validation"])
     copies = sum(int((~mask).sum()) for masks in kept.values() for mask in masks)
     return DataError(
@@ -482,7 +522,9 @@ def _take_tables(aside: Path, folder: Path, key: str) -> None:
         old = aside / shard.file
         checksum = manifest.files[shard.file].checksum
         if not old.is_file() or file_checksum(old) != checksum:
-            log.warning("%s is damaged; the row tables of its dataset are rebuilt.", old)
+            log.warning(
+                "%s is damaged; the row tables of its dataset are rebuilt.", old
+            )
             return
     for table in row_tables(aside):
         try:
@@ -502,7 +544,9 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
     for table in reference.row_tables:
         for split in SPLITS:
             with repairable():
-                share = TokenReader(dataset, table.row_table, split).share_without_targets()
+                share = TokenReader(
+                    dataset, table.row_table, split
+                ).share_without_targets()
             if share:
                 log.warning(
                     "%.3g %% of the %s sequences of %d tokens have no target: %s; "
@@ -518,14 +562,25 @@ def warn_of_rows_without_targets(dataset: Path, reference: DatasetRef) -> None:
 
 def log_left_out(report: LeftOut) -> None:
     """Log which records are left out, and why."""
-    reasons = ", ".join(f"{count} {reason}" for reason, count in report.reasons().items())
+    reasons = ", ".join(
+        f"{count} {reason}" for reason, count in report.reasons().items()
+    )
     if reasons:
-        level = logging.WARNING if report.bad_records or report.bad_files else logging.INFO
-        log.log(level, "%d records read: %s", report.records, "; ".join((reasons, *report.bad)))
+        level = (
+            logging.WARNING if report.bad_records or report.bad_files else logging.INFO
+        )
+        log.log(
+            level,
+            "%d records read: %s",
+            report.records,
+            "; ".join((reasons, *report.bad)),
+        )
     for place, count in report.own_files.items():
         log.info("%s: %d file(s) left out, which are no text", place, count)
     if report.other_files:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.other_files.items()))
+        kinds = ", ".join(
+            f"{count} {kind}" for kind, count in sorted(report.other_files.items())
+        )
         log.info("other files in the folders, which are not read: %s", kinds)
 
 

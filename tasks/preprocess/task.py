@@ -23,7 +23,8 @@ def _is_transient(task: Any, run: Any, state: Any) -> bool:
     Faults of disk or network may; bad text, bad settings and faults of the program do not.
     """
     passing = isinstance(state.data, OSError) or (
-        isinstance(state.data, PipelineError) and state.data.exit_code == ExitCode.UNEXPECTED
+        isinstance(state.data, PipelineError)
+        and state.data.exit_code == ExitCode.UNEXPECTED
     )
     if passing:
         log.warning("preprocess failed: %r; finished work is kept", state.data)

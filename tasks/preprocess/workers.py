@@ -11,7 +11,13 @@ import platform
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,9 +44,7 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 # Threads share the engine, which encodes outside of Python's lock, as hashing and the disk do. What
 # Python itself does takes about a quarter of the time: more threads would wait for each other.
 MOST_THREADS = 4
-ENOUGH_THREADS = (
-    "more threads would wait for one another, and there is too little text for more processes"
-)
+ENOUGH_THREADS = "more threads would wait for one another, and there is too little text for more processes"
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
 # Bytes: the text and tokens of a unit, and in a process the interpreter and an engine.
 WORKER_MEMORY = 2**29
@@ -104,7 +108,9 @@ def choose_workers(
 ) -> Workers:
     """The workers for the preparation of these parts."""
     text = sum(map(_text_bytes, parts))
-    text_for_python = sum(_text_bytes(part) for part in parts if part.files[0].is_read_by_python)
+    text_for_python = sum(
+        _text_bytes(part) for part in parts if part.files[0].is_read_by_python
+    )
     is_read_by_python = 2 * text_for_python > text
     if data.num_workers != "auto":
         count = min(data.num_workers, max(1, len(parts)))
@@ -123,7 +129,8 @@ def choose_workers(
         f"{cores} usable core(s)": cores,
         f"{len(parts)} part(s) of text": len(parts),
         f"{in_bytes(available)} of free memory, "
-        f"of which a worker takes {in_bytes(WORKER_MEMORY)}": available // WORKER_MEMORY,
+        f"of which a worker takes {in_bytes(WORKER_MEMORY)}": available
+        // WORKER_MEMORY,
     }
     by_text = f"{in_bytes(text)} of text, of which each is to have {in_bytes(WORTH_A_PROCESS)}"
     limits[by_text] = text // WORTH_A_PROCESS
@@ -224,7 +231,9 @@ def _threads(job: Job, count: int) -> Iterator[Pool]:
         try:
             yield Pool(
                 size=count,
-                submit=lambda part: executor.submit(prepare_part, job, part, stop.is_set),
+                submit=lambda part: executor.submit(
+                    prepare_part, job, part, stop.is_set
+                ),
                 worker_died=(BrokenExecutor,),
             )
         except BaseException:
@@ -350,7 +359,9 @@ def _dask(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
             try:
                 yield Pool(
                     size=max(size, count),
-                    submit=lambda part: executor.submit(prepare_part_elsewhere, job, part, here),
+                    submit=lambda part: executor.submit(
+                        prepare_part_elsewhere, job, part, here
+                    ),
                     worker_died=(distributed.KilledWorker,),
                 )
             except BaseException:
@@ -384,7 +395,9 @@ def _ray(job: Job, data: DataConfig, count: int) -> Iterator[Pool]:
         raise _not_started("ray", fault) from None
     with context:
         here = versions()
-        remote = ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=1)(prepare_part_elsewhere)
+        remote = ray.remote(max_retries=MOST_DEATHS - 1, num_cpus=1)(
+            prepare_part_elsewhere
+        )
         size = int(ray.cluster_resources().get("CPU", 1))
         try:
             faults = ray.exceptions

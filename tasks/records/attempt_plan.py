@@ -95,7 +95,9 @@ class AttemptPlan(Record):
             "max_steps": self.max_steps,
             "micro_batch_size": self.micro_batch_size,
         }
-        return self.config.model_dump(mode="json", exclude={"deployment"}) | {"resolved": came_to}
+        return self.config.model_dump(mode="json", exclude={"deployment"}) | {
+            "resolved": came_to
+        }
 
     def to_json(self) -> JsonObject:
         """The plan as it may be written down: variables that may hold secrets are masked.

@@ -73,7 +73,9 @@ class DatasetRef(Record):
     train: SplitStats
     validation: SplitStats
     text: TextSummary = TextSummary()
-    curriculum: tuple[RowTableRef, ...] = Field(default=(), exclude_if=lambda tables: not tables)
+    curriculum: tuple[RowTableRef, ...] = Field(
+        default=(), exclude_if=lambda tables: not tables
+    )
 
     @property
     def name(self) -> str:

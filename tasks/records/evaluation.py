@@ -96,7 +96,11 @@ class WithMemory(Record, Generic[Measurement]):
 
     def measurements(self) -> list[tuple[str, Measurement]]:
         """The measurements that were taken, each with the words that distinguish it."""
-        named = (("", self.model), ("with memory", self.memory), ("without memory", self.no_memory))
+        named = (
+            ("", self.model),
+            ("with memory", self.memory),
+            ("without memory", self.no_memory),
+        )
         return [(words, measured) for words, measured in named if measured is not None]
 
 

@@ -91,7 +91,9 @@ class HeadScores(Record):
         heads = range(len(self.retrieval[0]))
         gates: list[tuple[float, ...]] = []
         for layer in layers:
-            gates.append(tuple(OPEN if (layer, head) in chosen else CLOSED for head in heads))
+            gates.append(
+                tuple(OPEN if (layer, head) in chosen else CLOSED for head in heads)
+            )
         return MemoryKeys(
             memory_layers=tuple(layers),
             init_gate=tuple(gates),

@@ -9,7 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from infini_llama.tasks.records.evaluation import EvaluationRequest, PasskeyRetrieval, Perplexity
+from infini_llama.tasks.records.evaluation import (
+    EvaluationRequest,
+    PasskeyRetrieval,
+    Perplexity,
+)
 from infini_llama.tasks.records.record import Record
 
 
@@ -115,7 +119,9 @@ class TrainLine(StepLine):
     ] = None
     learning_rate: Annotated[
         float | None,
-        Metric("that of the first optimizer group", group="train", chart="Learning rate"),
+        Metric(
+            "that of the first optimizer group", group="train", chart="Learning rate"
+        ),
     ] = None
     grad_norm: Annotated[
         float | None, Metric("before clipping", group="train", chart="Gradient norm")
@@ -146,7 +152,11 @@ class TrainLine(StepLine):
     ] = when_measured(None)
     param_norm: Annotated[
         float | None,
-        Metric("at logged steps: 2-norm of all parameters", group="train", chart="Parameter norm"),
+        Metric(
+            "at logged steps: 2-norm of all parameters",
+            group="train",
+            chart="Parameter norm",
+        ),
     ] = when_measured(None)
     gates: Annotated[
         tuple[tuple[float | None, ...], ...],
@@ -163,7 +173,12 @@ class TrainLine(StepLine):
     ] = when_measured(None)
     step_time: Annotated[
         float,
-        Metric("seconds of the step", group="system", chart="Seconds per step", curve="step"),
+        Metric(
+            "seconds of the step",
+            group="system",
+            chart="Seconds per step",
+            curve="step",
+        ),
     ] = 0.0
     data_time: Annotated[
         float | None,
@@ -183,7 +198,9 @@ class TrainLine(StepLine):
             curve="saving",
         ),
     ] = 0.0
-    save_write_time: Annotated[float, Metric("seconds of a background save that ended")] = 0.0
+    save_write_time: Annotated[
+        float, Metric("seconds of a background save that ended")
+    ] = 0.0
     report_time: Annotated[
         float | None, Metric("seconds spent on metrics and curves of the previous step")
     ] = None
@@ -228,7 +245,9 @@ class TrainLine(StepLine):
     ] = when_measured(None)
     step_time_spread: Annotated[
         StepTimeSpread | None,
-        Metric("at logged steps: p50, p90 and p99 of the step time over the last 200 steps"),
+        Metric(
+            "at logged steps: p50, p90 and p99 of the step time over the last 200 steps"
+        ),
     ] = when_measured(None)
 
     @property
@@ -276,7 +295,9 @@ class ValidationLine(StepLine):
     ] = ()
     memory_norms: Annotated[
         tuple[float | None, ...],
-        Metric("per layer: mean Frobenius norm of the memory that a sequence's last segment reads"),
+        Metric(
+            "per layer: mean Frobenius norm of the memory that a sequence's last segment reads"
+        ),
     ] = ()
 
 

@@ -33,7 +33,9 @@ class Finding(Record):
     sentence: str = ""
 
 
-def finding(name: str, value: str | int, severity: Severity = "ok", sentence: str = "") -> Finding:
+def finding(
+    name: str, value: str | int, severity: Severity = "ok", sentence: str = ""
+) -> Finding:
     """A `Finding` by position."""
     return Finding(name=name, value=value, severity=severity, sentence=sentence)
 
@@ -60,11 +62,18 @@ class PinnedSettings(Record):
         "order",
     )
     precision: Precision = Field(description="numbers are rounded differently")
-    attention_backend: str = Field(description="attention is computed by another function")
-    compile: Compile = Field(default="off", description="compiled code rounds differently")
-    micro_batch_size: int = Field(description="gradients are summed over other parts of a batch")
+    attention_backend: str = Field(
+        description="attention is computed by another function"
+    )
+    compile: Compile = Field(
+        default="off", description="compiled code rounds differently"
+    )
+    micro_batch_size: int = Field(
+        description="gradients are summed over other parts of a batch"
+    )
     loss_chunk: int = Field(
-        default=0, description="the head's gradient is summed over other parts of a batch"
+        default=0,
+        description="the head's gradient is summed over other parts of a batch",
     )
     threads: int = Field(description="sums are split differently between the threads")
     allocator: str = Field(

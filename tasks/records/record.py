@@ -16,7 +16,9 @@ class Record(BaseModel):
     """
 
     # Validators are built at a record's first use: a process uses a few of the hundred.
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True
+    )
     json_without: ClassVar[Literal["unset", "defaults", "none"] | None] = None
 
     def to_json(self) -> JsonObject:

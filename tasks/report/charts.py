@@ -20,8 +20,26 @@ import numpy as np
 from infini_llama.tasks.document import Chart, Curve
 
 # The eight colours stay apart for colour-blind readers, on both grounds.
-LIGHT = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#e87ba4", "#008300", "#4a3aa7", "#e34948")
-DARK = ("#3987e5", "#d95926", "#199e70", "#c98500", "#d55181", "#22a022", "#9085e9", "#e66767")
+LIGHT = (
+    "#2a78d6",
+    "#eb6834",
+    "#1baf7a",
+    "#eda100",
+    "#e87ba4",
+    "#008300",
+    "#4a3aa7",
+    "#e34948",
+)
+DARK = (
+    "#3987e5",
+    "#d95926",
+    "#199e70",
+    "#c98500",
+    "#d55181",
+    "#22a022",
+    "#9085e9",
+    "#e66767",
+)
 INCHES = (4.6, 2.5)
 DIGIT = 0.08  # inches, of a number beside an axis
 MOST_VALUES = 60  # of one chart that show their values under the pointer
@@ -32,7 +50,9 @@ INK = "#010101"
 LINE = "#020202"
 VARIABLES = {INK: "var(--soft)", LINE: "var(--line)"}
 SERIES = tuple(f"#0301{number:02x}" for number in range(1, len(LIGHT) + 1))
-VARIABLES |= {colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)}
+VARIABLES |= {
+    colour: f"var(--series-{number})" for number, colour in enumerate(SERIES, 1)
+}
 
 
 def import_matplotlib() -> ModuleType:
@@ -82,10 +102,14 @@ def svg(chart: Chart) -> str:
     drawn = drawn[drawn.index("<svg") :]
     drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in every chart of a page
-    drawn = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn)
+    drawn = re.sub(
+        r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", drawn
+    )
     drawn = drawn.replace(LINE, VARIABLES[LINE])
     drawn = re.sub(r"#0[123]01[0-9a-f]{2}", lambda match: VARIABLES[match[0]], drawn)
-    drawn = drawn.replace("<svg ", f'<svg role="img" aria-label="{html.escape(chart.title)}" ', 1)
+    drawn = drawn.replace(
+        "<svg ", f'<svg role="img" aria-label="{html.escape(chart.title)}" ', 1
+    )
     end = drawn.rindex("</svg>")
     return drawn[:end] + values + drawn[end:]
 
@@ -96,7 +120,9 @@ def _values_under_the_pointer(chart: Chart, drawn: Any) -> str:
     A title has x, and the value of each curve near it.
     """
     curves = [
-        (curve.label, *_finite(curve)) for curve in chart.curves if curve.kind in ("line", "points")
+        (curve.label, *_finite(curve))
+        for curve in chart.curves
+        if curve.kind in ("line", "points")
     ]
     curves = [(label, xs, ys) for label, xs, ys in curves if xs.size]
     if not curves:

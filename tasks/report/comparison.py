@@ -51,7 +51,10 @@ def compare(runs: dict[str, RunReader]) -> Comparison:
         )
     settings = {name: _settings(run) for name, run in runs.items()}
     keys = dict.fromkeys(key for of_run in settings.values() for key in of_run)
-    beside = {key: {name: of_run.get(key) for name, of_run in settings.items()} for key in keys}
+    beside = {
+        key: {name: of_run.get(key) for name, of_run in settings.items()}
+        for key in keys
+    }
     first = next(iter(runs))
     differences = {
         key: values
@@ -70,9 +73,12 @@ def compare(runs: dict[str, RunReader]) -> Comparison:
 
 def comparison_document(runs: dict[str, RunReader], comparison: Comparison) -> Document:
     """The result of `compare` for these runs, with their curves."""
-    differences = [{"": key, **values} for key, values in comparison.differences.items()]
+    differences = [
+        {"": key, **values} for key, values in comparison.differences.items()
+    ]
     parts = (
-        f"Written {now()}." + ("" if comparison.same_validation else f" {NOT_THE_SAME}"),
+        f"Written {now()}."
+        + ("" if comparison.same_validation else f" {NOT_THE_SAME}"),
         *section("Results", table(columns_of_runs(comparison))),
         *section("Differences", table(differences) or "None."),
         *section("Curves", *charts_of_runs(list(runs.values()))),
@@ -94,7 +100,9 @@ def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
     for run, results in comparison.runs.items():
         column = columns.setdefault(run, {})
         for name, value in results.model_dump(exclude={"run", "dataset"}).items():
-            words, form = formats.get(name, (name.replace("_", " "), lambda value: value))
+            words, form = formats.get(
+                name, (name.replace("_", " "), lambda value: value)
+            )
             column[words] = None if value is None else form(value)
     rows = side_by_side(columns)
     return [row for row in rows if any(row[run] is not None for run in columns)]
@@ -102,10 +110,14 @@ def columns_of_runs(comparison: Comparison) -> list[dict[str, object]]:
 
 def _settings(run: RunReader) -> JsonObject:
     """Dotted keys of the configuration, of the machine's plan for it, and the dataset's digest."""
-    settings = {key: value for key, value in dotted(run.config).items() if key not in OWN}
+    settings = {
+        key: value for key, value in dotted(run.config).items() if key not in OWN
+    }
     plan = run.environment.plan.to_json() if run.environment else {}
     planned = {
-        f"plan.{key}": value for key, value in plan.items() if not isinstance(value, dict | list)
+        f"plan.{key}": value
+        for key, value in plan.items()
+        if not isinstance(value, dict | list)
     }
     dataset: JsonObject = {
         "dataset": run.lineage.dataset.path,

@@ -42,7 +42,11 @@ def charts_of_run(run: RunReader) -> list[Chart]:
         loss_chart(run),
         Chart("Validation, bits per byte", [bits], marks=marks),
         *charts_of_metrics([run], marks),
-        Chart("Mean gate: fraction of memory in Infini-attention's output", gates, marks=marks),
+        Chart(
+            "Mean gate: fraction of memory in Infini-attention's output",
+            gates,
+            marks=marks,
+        ),
         Chart(
             "What is read from memory, relative to local attention",
             _by_layer(run.validated, lambda line: line.memory_reads),
@@ -64,7 +68,9 @@ def charts_of_evaluations(run: RunReader) -> list[Chart]:
     newest: dict[str, Chart] = {}
     for line in run.evaluations:
         if isinstance(line, PasskeyLine):
-            curves = [_by_distance(words, cells) for words, cells in line.measurements()]
+            curves = [
+                _by_distance(words, cells) for words, cells in line.measurements()
+            ]
             title = f"Fraction found by segment boundaries: {line.form}, {line.filler} filler"
             chart = Chart(title, curves, "segment boundaries", log_x=True)
         else:
@@ -94,7 +100,10 @@ def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
         value: Value[ValidationLine],
         place: Callable[[RunReader], Callable[[int], float]],
     ) -> list[Curve]:
-        return [_curve(run.name, run.validated, value, points=True, x=place(run)) for run in runs]
+        return [
+            _curve(run.name, run.validated, value, points=True, x=place(run))
+            for run in runs
+        ]
 
     return [
         Chart("Training loss, nats per token", trained(lambda line: line.loss)),
@@ -114,7 +123,9 @@ def charts_of_runs(runs: Sequence[RunReader]) -> list[Chart]:
             "seconds of steps",
         ),
         *charts_of_metrics(runs, ()),
-        Chart("Mean share of memory in the output", trained(lambda line: line.mean_gate)),
+        Chart(
+            "Mean share of memory in the output", trained(lambda line: line.mean_gate)
+        ),
     ]
 
 
@@ -129,7 +140,9 @@ def charts_of_metrics(runs: Sequence[RunReader], marks: Sequence[float]) -> list
         chart = charts.setdefault(metric.chart, new)
         for run in runs:
             label = run.name if is_comparison else metric.curve
-            chart.curves.append(_curve(label, run.trained, attrgetter(name), metric.factor))
+            chart.curves.append(
+                _curve(label, run.trained, attrgetter(name), metric.factor)
+            )
     return [*charts.values()]
 
 

@@ -27,7 +27,13 @@ from infini_llama.tasks.document import (
     table,
     text_block,
 )
-from infini_llama.tasks.formatting import Cells, in_bytes, in_words, packed, side_by_side
+from infini_llama.tasks.formatting import (
+    Cells,
+    in_bytes,
+    in_words,
+    packed,
+    side_by_side,
+)
 from infini_llama.tasks.preprocess.tokens.reader import PackedRows, TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
 from infini_llama.tasks.records.choice import Choice
@@ -65,7 +71,9 @@ from infini_llama.tasks.storage.dataset_files import (
 
 SAMPLES = 3
 LENGTHS = {"p5": "5th percentile", "p95": "95th percentile"}
-MOST_TOKENS = 50_000_000  # of a split whose frequencies are counted; more would only take time
+MOST_TOKENS = (
+    50_000_000  # of a split whose frequencies are counted; more would only take time
+)
 BINS = 40
 COMMON = 24  # tokens in the table of the most frequent ones
 
@@ -81,7 +89,9 @@ def describe(path: Path) -> DatasetSummary:
     manifest = read_dataset(path)
     content = manifest.content
     meta = manifest.meta
-    tables = [folder for folder in row_tables(path) if has_all_files(folder, ROW_TABLES)]
+    tables = [
+        folder for folder in row_tables(path) if has_all_files(folder, ROW_TABLES)
+    ]
     summary = DatasetSummary(
         path=str(path),
         digest=manifest.digest,
@@ -199,7 +209,10 @@ def dataset_document(
         name: in_words(split.model_dump(exclude={"document_tokens"}))
         for name, split in splits.items()
     }
-    lengths = [{"split": name, **_lengths(split.document_tokens)} for name, split in splits.items()]
+    lengths = [
+        {"split": name, **_lengths(split.document_tokens)}
+        for name, split in splits.items()
+    ]
     sources = [
         {"source": name} | source.model_dump(by_alias=True)
         for name, source in dataset.sources.items()
@@ -213,7 +226,10 @@ def dataset_document(
         *section("Tokens per document", table(lengths)),
         *measured,
         *section("Sources", table(sources)),
-        *section("Rows", *(_row_facts(name, rows) for name, rows in dataset.row_tables.items())),
+        *section(
+            "Rows",
+            *(_row_facts(name, rows) for name, rows in dataset.row_tables.items()),
+        ),
         *section(skipped, _left_out(dataset.left_out)),
         *section("Text without tokens", _inexpressible(dataset.inexpressible)),
         *section("Sequences as text", *map(text_block, dataset.samples)),
@@ -241,7 +257,9 @@ def _checks(verified: VerifyReport) -> Iterator[Block]:
         f"{verified.level}: {in_bytes(verified.checked_bytes)} read in {verified.seconds:.1f} s, "
         "all checks passed"
     )
-    yield table([{"check": check.name, "found": check.detail} for check in verified.checks])
+    yield table(
+        [{"check": check.name, "found": check.detail} for check in verified.checks]
+    )
 
 
 def _lengths(tokens: DocumentLengths) -> Cells:
@@ -249,7 +267,9 @@ def _lengths(tokens: DocumentLengths) -> Cells:
 
 
 def _row_facts(name: str, rows: RowTableSummary) -> str:
-    about = {"row table": name} | rows.model_dump(exclude={"rows", "packing", "sources"})
+    about = {"row table": name} | rows.model_dump(
+        exclude={"rows", "packing", "sources"}
+    )
     columns = {}
     for split in SPLITS:
         column: dict[str, object] = {"rows": rows.rows[split]}
@@ -258,7 +278,9 @@ def _row_facts(name: str, rows: RowTableSummary) -> str:
         if rows.packing:
             column |= packed(rows.packing[split])
         columns[split] = column
-    return subsection(cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}")
+    return subsection(
+        cell(name), f"{facts(in_words(about))}\n\n{table(side_by_side(columns))}"
+    )
 
 
 def _left_out(report: LeftOut) -> str:
@@ -303,7 +325,9 @@ def _files(dataset: DatasetSummary, reference: DatasetRef | None) -> str:
             if reference.built
             else "complete already, nothing built"
         )
-    places = bullets((f"folder: {code(dataset.path)}", f"digest: {code(dataset.digest)}"))
+    places = bullets(
+        (f"folder: {code(dataset.path)}", f"digest: {code(dataset.digest)}")
+    )
     return f"{facts(about)}\n\n{places}"
 
 
@@ -344,7 +368,10 @@ def measured_dataset(path: Path, verified: VerifyReport | None = None) -> Docume
         ),
         *(_fill(path, name) for name in summary.row_tables),
     )
-    measured = (*section("Distributions", *drawn), *section("Tokens", *_tokens(path, counts)))
+    measured = (
+        *section("Distributions", *drawn),
+        *section("Tokens", *_tokens(path, counts)),
+    )
     return dataset_document(summary, verified, measured=measured)
 
 
@@ -365,9 +392,13 @@ def _histograms(of: dict[str, np.ndarray]) -> list[Curve]:
     ratios = np.geomspace(max(1, everything.min()), everything.max() + 1, BINS + 1)
     edges = np.unique(np.round(ratios))
     shares = {
-        name: np.histogram(values, edges)[0] / max(1, len(values)) for name, values in of.items()
+        name: np.histogram(values, edges)[0] / max(1, len(values))
+        for name, values in of.items()
     }
-    return [Curve(name, edges.tolist(), share.tolist(), "bars") for name, share in shares.items()]
+    return [
+        Curve(name, edges.tolist(), share.tolist(), "bars")
+        for name, share in shares.items()
+    ]
 
 
 def _widths(counts: np.ndarray, token_bytes: np.ndarray) -> Curve:
@@ -384,7 +415,11 @@ def _widths(counts: np.ndarray, token_bytes: np.ndarray) -> Curve:
 
 def _ranks(counts: np.ndarray) -> Curve:
     sizes = np.sort(counts[counts > 0])[::-1]
-    chosen = np.unique(np.geomspace(1, len(sizes), 200).astype(np.int64)) - 1 if len(sizes) else []
+    chosen = (
+        np.unique(np.geomspace(1, len(sizes), 200).astype(np.int64)) - 1
+        if len(sizes)
+        else []
+    )
     return Curve(
         "occurrences",
         [float(n + 1) for n in chosen],

@@ -71,7 +71,11 @@ text-align: left; }
 
 def page(document: Document, reload_every: int = 0) -> str:
     """The whole page; with `reload_every`, the browser reads it again so many seconds later."""
-    reload = f'<meta http-equiv="refresh" content="{reload_every}">\n' if reload_every else ""
+    reload = (
+        f'<meta http-equiv="refresh" content="{reload_every}">\n'
+        if reload_every
+        else ""
+    )
     title = html.escape(document.title)
     written = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -85,7 +89,9 @@ def page(document: Document, reload_every: int = 0) -> str:
 
 def _style() -> str:
     def colours(values: Sequence[str]) -> str:
-        return " ".join(f"--series-{number}: {value};" for number, value in enumerate(values, 1))
+        return " ".join(
+            f"--series-{number}: {value};" for number, value in enumerate(values, 1)
+        )
 
     return STYLE.replace("LIGHT", colours(LIGHT)).replace("DARK", colours(DARK))
 
@@ -95,7 +101,9 @@ def _body(blocks: Sequence[Block]) -> str:
     written: list[str] = []
     for is_chart, group in groupby(blocks, key=lambda block: isinstance(block, Chart)):
         if is_chart:
-            drawn = "".join(figure(block) for block in group if isinstance(block, Chart))
+            drawn = "".join(
+                figure(block) for block in group if isinstance(block, Chart)
+            )
             written.append(f'<div class="charts">{drawn}</div>\n')
         else:
             written += (_text(block) for block in group if not isinstance(block, Chart))
@@ -104,9 +112,7 @@ def _body(blocks: Sequence[Block]) -> str:
 
 def _text(block: str | Detail) -> str:
     if isinstance(block, Detail):
-        return (
-            f"<details><summary>{html.escape(block.title)}</summary>{_html(block.text)}</details>\n"
-        )
+        return f"<details><summary>{html.escape(block.title)}</summary>{_html(block.text)}</details>\n"
     return _html(block)
 
 
@@ -125,7 +131,9 @@ def _html(markdown: str) -> str:
             heads = []
             opened = number
         elif token.type == "th_open":
-            heads.append("".join(part.content for part in tokens[number + 1].children or ()))
+            heads.append(
+                "".join(part.content for part in tokens[number + 1].children or ())
+            )
         elif token.type == "thead_close" and not any(heads):
             tokens[opened].attrSet("class", "facts")
         elif token.type == "tr_open":

@@ -48,7 +48,11 @@ from infini_llama.tasks.records.metrics import (
 )
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.report.charts import save_picture
-from infini_llama.tasks.report.curves import charts_of_evaluations, charts_of_run, loss_chart
+from infini_llama.tasks.report.curves import (
+    charts_of_evaluations,
+    charts_of_run,
+    loss_chart,
+)
 from infini_llama.tasks.report.dataset import built
 from infini_llama.tasks.report.page import page
 from infini_llama.tasks.runs.run_reader import RunReader
@@ -101,7 +105,9 @@ def loss_picture(run: RunReader) -> Path:
     picture = run.folder.loss_curve
     metrics = run.folder.metrics
     is_current = (
-        picture.exists() and metrics.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime
+        picture.exists()
+        and metrics.exists()
+        and picture.stat().st_mtime >= metrics.stat().st_mtime
     )
     if not is_current:
         save_picture(loss_chart(run), picture)
@@ -109,7 +115,9 @@ def loss_picture(run: RunReader) -> Path:
 
 
 def run_page(run: RunReader) -> str:
-    return page(run_document(run), reload_every=RELOAD_EVERY if run.state == "running" else 0)
+    return page(
+        run_document(run), reload_every=RELOAD_EVERY if run.state == "running" else 0
+    )
 
 
 def run_document(run: RunReader, ended: str = "") -> Document:
@@ -118,7 +126,9 @@ def run_document(run: RunReader, ended: str = "") -> Document:
     Args:
         ended: one sentence on how training ended, where the caller knows it.
     """
-    reached = f"{cell(run.state)}; step {run.step:,} of {run.max_steps:,}; written {now()}"
+    reached = (
+        f"{cell(run.state)}; step {run.step:,} of {run.max_steps:,}; written {now()}"
+    )
     attempts = list(reversed(run.attempts))
     samples = [
         f"Step {sample.step:,}:\n\n{text_block(sample.text)}"
@@ -130,7 +140,9 @@ def run_document(run: RunReader, ended: str = "") -> Document:
         reached,
         facts(headline(run)),
         *section(
-            "Curves", *charts_of_run(run), Detail("Validation losses", table(_validations(run)))
+            "Curves",
+            *charts_of_run(run),
+            Detail("Validation losses", table(_validations(run))),
         ),
         *section("Time", table(_time(run))),
         *section("Checkpoints", table(_checkpoints(run))),
@@ -153,7 +165,9 @@ def run_document(run: RunReader, ended: str = "") -> Document:
         ),
         *section("Environment", *_environment(run)),
         *section(
-            "Files", _places(run.path), Detail("config.yaml", text_block(config, len(config)))
+            "Files",
+            _places(run.path),
+            Detail("config.yaml", text_block(config, len(config))),
         ),
     )
     return Document(f"Run {run.name}", tuple(filter(None, parts)))
@@ -181,7 +195,9 @@ def headline(run: RunReader) -> dict[str, str]:
         "parameters": results.parameters and f"{results.parameters:,}",
         "tokens read": f"{results.input_tokens:,}" if run.trained else None,
         "targets among them": f"{results.tokens:,}" if other_targets else None,
-        "steps without targets": f"{results.steps_without_targets:,}" if without else None,
+        "steps without targets": f"{results.steps_without_targets:,}"
+        if without
+        else None,
         "tokens per second": speed and f"{speed:,.0f}",
         "MFU": None if results.mfu is None else share(results.mfu),
         "goodput": share(results.goodput) if wall else None,
@@ -246,13 +262,17 @@ def _attempts(attempts: list[AttemptRecord]) -> str:
             "attempt": record.attempt,
             "from step": record.from_step,
             "newest checkpoint": record.checkpoint_step,
-            "took": in_time(record.seconds) if record.seconds is not None else "unknown",
+            "took": in_time(record.seconds)
+            if record.seconds is not None
+            else "unknown",
             "end": f"{record.kind} ({record.code})",
         }
         for record in attempts
     ]
     why = bullets(
-        f"attempt {record.attempt}: {cell(record.message)}" for record in attempts if record.code
+        f"attempt {record.attempt}: {cell(record.message)}"
+        for record in attempts
+        if record.code
     )
     return "\n\n".join(filter(None, (table(rows), why)))
 
@@ -280,7 +300,9 @@ def _evaluations(run: RunReader) -> Iterator[Block]:
 def _losses(lines: Iterable[PerplexityLine]) -> Iterator[Cells]:
     for line in lines:
         for words, result in line.measurements():
-            losses = in_words(result.model_dump(include={"loss", "perplexity", "bits_per_byte"}))
+            losses = in_words(
+                result.model_dump(include={"loss", "perplexity", "bits_per_byte"})
+            )
             yield {
                 "step": line.step,
                 "": words,
@@ -295,13 +317,20 @@ def _passkeys(
 ) -> Iterator[Cells]:
     for line in lines:
         for words, cells in line.measurements():
-            about = {"step": line.step, "": words, "form": line.form, "filler": line.filler}
+            about = {
+                "step": line.step,
+                "": words,
+                "form": line.form,
+                "filler": line.filler,
+            }
             yield from (about | row for row in rows_of(cells))
 
 
 def _controls(lines: Iterable[PasskeyLine]) -> Iterator[Cells]:
     for line in lines:
-        yield from ({"step": line.step, **row} for row in control_rows(line.memory or ()))
+        yield from (
+            {"step": line.step, **row} for row in control_rows(line.memory or ())
+        )
 
 
 def _newest_first(samples: list[SampleLine]) -> list[SampleLine]:
@@ -331,7 +360,11 @@ def data_card(run: RunReader) -> Cells:
     }
     width = content.train.bytes / content.train.tokens
     bits = run.dataset.rows.meta.unigram_entropy_bits
-    entropy = "" if bits is None else f"{bits * NATS_PER_BIT:.3f} nats per target (validation)"
+    entropy = (
+        ""
+        if bits is None
+        else f"{bits * NATS_PER_BIT:.3f} nats per target (validation)"
+    )
     return {
         "dataset": dataset.path,
         "source": text.source,
@@ -351,9 +384,13 @@ def _rows_and_filters(run: RunReader) -> Iterator[Block]:
     if run.dataset:
         costs = run.dataset.rows.meta.packing
         yield table(
-            side_by_side({split: packed(costs[split]) for split in SPLITS}) if costs else []
+            side_by_side({split: packed(costs[split]) for split in SPLITS})
+            if costs
+            else []
         )
-    yield Detail("Records read and skipped", facts(in_words(dict(run.lineage.text.left_out))))
+    yield Detail(
+        "Records read and skipped", facts(in_words(dict(run.lineage.text.left_out)))
+    )
 
 
 def _model(run: RunReader) -> Cells:
@@ -380,12 +417,18 @@ def _environment(run: RunReader) -> Iterator[Block]:
         "memory": in_bytes(machine.memory.total) if machine.memory.total else None,
         "Python": machine.python,
     }
-    settings = {name: value for name, value in plan if not isinstance(value, dict | tuple)}
+    settings = {
+        name: value for name, value in plan if not isinstance(value, dict | tuple)
+    }
     yield facts(about | in_words(settings))
     yield table([choice.to_json() for choice in plan.choices])
-    yield table([{"patch": patch.name, "fixes": patch.fault} for patch in record.patches])
+    yield table(
+        [{"patch": patch.name, "fixes": patch.fault} for patch in record.patches]
+    )
     versions = (facts(machine.versions), facts(plan.env))
-    yield Detail("Versions and environment variables", "\n\n".join(filter(None, versions)))
+    yield Detail(
+        "Versions and environment variables", "\n\n".join(filter(None, versions))
+    )
 
 
 def _places(path: Path) -> str:

@@ -75,7 +75,9 @@ def verify(path: Path, checksums: bool) -> Checkpoint:
     manifest = check(path, KIND, checksums)
     step = manifest.content.get("step", -1)
     if NAME.fullmatch(path.name) and step != step_of(path):
-        raise Damaged(f"{path} holds the checkpoint of step {step}, not of the step in its name.")
+        raise Damaged(
+            f"{path} holds the checkpoint of step {step}, not of the step in its name."
+        )
     return Checkpoint(
         path,
         step,
@@ -140,7 +142,9 @@ def newest_with_damaged_moved_aside(
 
     def newest(damaged: set[Path]) -> Path | None:
         paths = (path for path in named(folder) if path not in damaged)
-        return next((path for path in paths if until is None or step_of(path) <= until), None)
+        return next(
+            (path for path in paths if until is None or step_of(path) <= until), None
+        )
 
     return _first_whole(newest)
 
@@ -199,7 +203,9 @@ def best_of(checkpoints: list[Checkpoint]) -> Path | None:
 
     Of two equals, it is the earlier one.
     """
-    losses = [(loss, step, path) for path, step, loss, _ in checkpoints if loss is not None]
+    losses = [
+        (loss, step, path) for path, step, loss, _ in checkpoints if loss is not None
+    ]
     return min(losses)[2] if losses else None
 
 
@@ -267,7 +273,9 @@ def superseded(
     """
     checkpoints = committed(folder)
     passing = [
-        path for path, step, *_ in checkpoints if not permanent_every or step % permanent_every
+        path
+        for path, step, *_ in checkpoints
+        if not permanent_every or step % permanent_every
     ]
     try:
         needed = (best_of(checkpoints), _before_first_skip(checkpoints))
@@ -319,7 +327,11 @@ def choose_and_abandon_newer(
     if resume == "best":
         chosen = _first_whole(
             lambda damaged: best_of(
-                [checkpoint for checkpoint in committed(folder) if checkpoint.path not in damaged]
+                [
+                    checkpoint
+                    for checkpoint in committed(folder)
+                    if checkpoint.path not in damaged
+                ]
             )
         )
         if chosen is not None:

@@ -14,7 +14,9 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PARENT_IS_GONE = 70
-LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"  # this process, for those that the command starts
+LAUNCHER = (
+    "INFINI_LLAMA_LAUNCHER_PID"  # this process, for those that the command starts
+)
 
 
 def die_with_parent(number: int, parent: int) -> None:
@@ -27,7 +29,9 @@ def die_with_parent(number: int, parent: int) -> None:
         parent: process ID of the parent.
     """
     if sys.platform == "linux":
-        failed = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+        failed = ctypes.CDLL(None, use_errno=True).prctl(
+            PR_SET_PDEATHSIG, number, 0, 0, 0
+        )
         if failed:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the line above could take effect

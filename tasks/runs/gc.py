@@ -23,7 +23,12 @@ from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.checkpoints import superseded
 from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
 from infini_llama.tasks.runs.start_records import start_records
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, Damaged, read_manifest, remove
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    Damaged,
+    read_manifest,
+    remove,
+)
 from infini_llama.tasks.storage.locks import Busy, Lock, lock_holder
 
 # Names given by infini_llama.tasks.storage.artifacts.
@@ -108,7 +113,11 @@ def _lineages(home: Path) -> tuple[dict[Path, Lineage], dict[Path, str]]:
 def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover]:
     datasets = home / "datasets"
     # A link is `latest`.
-    tables = [path for path in datasets.glob(f"*/{ROW_TABLES}") if not path.parent.is_symlink()]
+    tables = [
+        path
+        for path in datasets.glob(f"*/{ROW_TABLES}")
+        if not path.parent.is_symlink()
+    ]
     for place in (datasets, *tables):
         for path in sorted(place.glob("*")):
             owner = path if path.parent == datasets else path.parent.parent
@@ -117,7 +126,11 @@ def _of_datasets(home: Path, rules: Rules, used: set[Path]) -> Iterator[Leftover
                 yield Leftover(path, "temporary", lock)
             elif DAMAGED.fullmatch(path.name):
                 yield Leftover(path, "damaged, moved aside", lock)
-            elif rules.unused_datasets and path.parent == datasets and _unused(path, used):
+            elif (
+                rules.unused_datasets
+                and path.parent == datasets
+                and _unused(path, used)
+            ):
                 yield Leftover(path, OF_NO_RUN, lock)
 
 
@@ -173,7 +186,9 @@ def _streams(folder: Path, kind: str) -> set[str]:
     """
     with suppress(Damaged, OSError):
         files = read_manifest(folder, kind).files
-        return {entry.checksum for name, entry in files.items() if name.endswith(".arrow")}
+        return {
+            entry.checksum for name, entry in files.items() if name.endswith(".arrow")
+        }
     return set()
 
 
@@ -258,7 +273,9 @@ def collect(home: Path, rules: Rules, yes: bool) -> Collected:
         )
     found = leftovers(home, rules)
     sizes = [
-        leftover.path.lstat().st_size if leftover.path.is_symlink() else size_of(leftover.path)
+        leftover.path.lstat().st_size
+        if leftover.path.is_symlink()
+        else size_of(leftover.path)
         for leftover in found
     ]
     by_lock = defaultdict[Path, list[Leftover]](list)
@@ -318,12 +335,18 @@ def _remove(
             # Not for each file: all of the home is gone through.
             still = set(leftovers(home, rules))
             for leftover in of_lock:
-                fault = _delete(leftover) if leftover in still else "what became of it meanwhile"
+                fault = (
+                    _delete(leftover)
+                    if leftover in still
+                    else "what became of it meanwhile"
+                )
                 if fault:
                     kept[leftover] = fault
             return kept
     except Busy:
-        return dict.fromkeys(of_lock, lock_holder(lock) or "another process, a moment ago")
+        return dict.fromkeys(
+            of_lock, lock_holder(lock) or "another process, a moment ago"
+        )
     except OSError as fault:
         return dict.fromkeys(of_lock, f"the file system ({fault.strerror})")
 

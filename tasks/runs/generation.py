@@ -32,7 +32,9 @@ def generate(
     """
     run_dir = run.checkpoint.parents[1]
     encode = reading_of(run_dir).encoder.encode
-    writer = Writer(run.model, run.tokenizer, [*map(encode, prompts)], end_tokens_of(run_dir))
+    writer = Writer(
+        run.model, run.tokenizer, [*map(encode, prompts)], end_tokens_of(run_dir)
+    )
     warn_beyond_trained_length(run_dir, writer, max_new_tokens)
     for _ in writer.write(max_new_tokens, sampling):
         pass
@@ -50,7 +52,10 @@ def warn_beyond_trained_length(
     """
     initial = RunFolder(run_dir).require_lineage().init_from
     config = writer.model.config
-    trained = max(config.max_position_embeddings, initial.max_position_embeddings if initial else 0)
+    trained = max(
+        config.max_position_embeddings,
+        initial.max_position_embeddings if initial else 0,
+    )
     longest = max(map(len, writer.prompts), default=0)
     if config.attention == "softmax" and longest + max_new_tokens > trained:
         log.warning(
@@ -96,7 +101,11 @@ class Continuation:
         text = self._decode(self.tokens)
         before = next(filter(text.startswith, self.before), self.before[0])
         self.open = text[len(before) :]
-        if self.is_local and not self._is_byte(token) and not self.open.endswith(BROKEN):
+        if (
+            self.is_local
+            and not self._is_byte(token)
+            and not self.open.endswith(BROKEN)
+        ):
             self.final += self.open
             self.open = ""
             self._follow(self.tokens)
@@ -124,7 +133,9 @@ class Continuation:
         self.before = (broken, whole)
 
     def _has_text(self, token: int) -> bool:
-        return token not in self.special and self.tokenizer.id_to_token(token) is not None
+        return (
+            token not in self.special and self.tokenizer.id_to_token(token) is not None
+        )
 
     def _is_byte(self, token: int) -> bool:
         text = self.tokenizer.id_to_token(token) or ""
@@ -148,7 +159,9 @@ def _is_local(tokenizer: Tokenizer) -> bool:
         match step:
             case {"type": "Fuse" | "ByteLevel"}:
                 fused = True
-            case {"type": "Replace", "pattern": {"String": str(pattern)}} if len(pattern) == 1:
+            case {"type": "Replace", "pattern": {"String": str(pattern)}} if (
+                len(pattern) == 1
+            ):
                 pass
             case {"type": "Strip", "stop": 0}:
                 pass
@@ -202,7 +215,9 @@ class Writer:
         self.prompts = [prompt or [end_tokens[0]] for prompt in prompts]
         self.texts = [""] * len(prompts)
         self.tokens = [list[int]() for _ in prompts]
-        self._continuations = [Continuation(tokenizer, prompt) for prompt in self.prompts]
+        self._continuations = [
+            Continuation(tokenizer, prompt) for prompt in self.prompts
+        ]
         self._ended: set[int] = set()  # rows that met a stop string
 
     def write(
@@ -258,7 +273,9 @@ class Writer:
         continuation.add(token)
         text = continuation.final + continuation.open
         # Only a stop string that the new piece is part of can be new.
-        places = [text.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        places = [
+            text.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops
+        ]
         found = [place for place in places if place >= 0]
         self.texts[row] = text[: min(found, default=len(text))]
         if found:

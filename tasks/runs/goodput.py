@@ -40,7 +40,9 @@ PART_OF = {
 FOR_THE_NEXT_STEP = ("data", "compute", "metrics_hook")
 NOT_TRAINING = ("start", "compile", "finish")
 LEDGER = "time.jsonl"
-CLOCK_SECONDS = 1e-4  # by which the sum of a ledger's times may differ from its last time
+CLOCK_SECONDS = (
+    1e-4  # by which the sum of a ledger's times may differ from its last time
+)
 log = logging.getLogger("infini_llama.runs")
 
 
@@ -89,9 +91,12 @@ def goodput(
     if now is not None:
         starts.append(now)
     spent["down"] = sum(
-        max(0.0, after - attempt.end) for attempt, after in zip(begun, starts[1:], strict=False)
+        max(0.0, after - attempt.end)
+        for attempt, after in zip(begun, starts[1:], strict=False)
     )
-    end = now if now is not None else max((attempt.end for attempt in begun), default=0.0)
+    end = (
+        now if now is not None else max((attempt.end for attempt in begun), default=0.0)
+    )
     elapsed = end - starts[0] if starts else 0.0
     # The sum is larger where the clock went back between two attempts.
     return _of_parts(spent, max(sum(spent.values()), elapsed))
@@ -103,7 +108,9 @@ def seconds_after(run: RunFolder, step: int) -> float:
     They are without start-up, compilation and the time between attempts.
     """
     attempts = _attempts(run)
-    saved_by = [number for number, attempt in enumerate(attempts) if attempt.from_step < step]
+    saved_by = [
+        number for number, attempt in enumerate(attempts) if attempt.from_step < step
+    ]
     seconds = 0.0
     for attempt in attempts[max(saved_by, default=0) :]:
         for line in attempt.lines:
@@ -119,7 +126,8 @@ def _attempts(run: RunFolder) -> list[_Attempt]:
     records = {record.attempt: record for record in read_attempts(run)}
     run_id = run.read_id()
     measured = [
-        _attempt(folder, records.get(number_of(folder)), run_id) for folder in attempt_folders(run)
+        _attempt(folder, records.get(number_of(folder)), run_id)
+        for folder in attempt_folders(run)
     ]
     return [attempt for attempt in measured if attempt is not None]
 
@@ -139,9 +147,15 @@ def _add_attempt(
             reached = line.step
             if phase in FOR_THE_NEXT_STEP:
                 reached += 1
-            lost = kept is not None and reached > kept and phase not in ("start", "compile")
+            lost = (
+                kept is not None
+                and reached > kept
+                and phase not in ("start", "compile")
+            )
             spent["lost_work" if lost else PART_OF[phase]] += seconds
-    spent["ending" if attempt.complete else "lost_work"] += attempt.end - attempt.recorded_until
+    spent["ending" if attempt.complete else "lost_work"] += (
+        attempt.end - attempt.recorded_until
+    )
 
 
 def _of_parts(spent: dict[str, float], wall: float) -> Goodput:
@@ -172,8 +186,12 @@ def _attempt(
     # its step.
     reached = max(begun.from_step, lines[-1].step if lines else 0)
     ended_at = record.step if record is not None and complete else None
-    if abs(recorded_until - start - counted) > CLOCK_SECONDS or reached < (ended_at or 0):
-        log.warning("%s has lost lines: their time is not counted, or as lost.", folder / LEDGER)
+    if abs(recorded_until - start - counted) > CLOCK_SECONDS or reached < (
+        ended_at or 0
+    ):
+        log.warning(
+            "%s has lost lines: their time is not counted, or as lost.", folder / LEDGER
+        )
     return _Attempt(start, end, begun.from_step, lines, recorded_until, complete)
 
 

@@ -103,4 +103,8 @@ def end_of_text_of(run_dir: Path) -> int:
 
 def end_tokens_of(run_dir: Path) -> tuple[int, ...]:
     """IDs of the tokens that end a text of the run's model; the first is `end_of_text_of`."""
-    return RunFolder(run_dir).require_lineage().conversation.ends_with(end_of_text_of(run_dir))
+    return (
+        RunFolder(run_dir)
+        .require_lineage()
+        .conversation.ends_with(end_of_text_of(run_dir))
+    )

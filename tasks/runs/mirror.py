@@ -19,9 +19,20 @@ from contextvars import copy_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from infini_llama.configs.errors import ConfigError, PipelineError, no_space, shown_url, words_of
+from infini_llama.configs.errors import (
+    ConfigError,
+    PipelineError,
+    no_space,
+    shown_url,
+    words_of,
+)
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.records.dataset import DatasetPlan, DatasetRef, PlannedTable, RowTableRef
+from infini_llama.tasks.records.dataset import (
+    DatasetPlan,
+    DatasetRef,
+    PlannedTable,
+    RowTableRef,
+)
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND
 from infini_llama.tasks.runs.run_folder import RUN_ID, RunFolder
@@ -99,7 +110,9 @@ class Mirror:
         """
         manifest = check(path, kind, checksums=False)
         place = self.place(path)
-        self._remove_file(f"{place}/{MANIFEST}")  # of an artifact of this name that was built anew
+        self._remove_file(
+            f"{place}/{MANIFEST}"
+        )  # of an artifact of this name that was built anew
         for name, expected in manifest.files.items():
             self.keep_file(path / name)
             size = self.files.size(f"{place}/{name}")
@@ -125,9 +138,14 @@ class Mirror:
         self.files.invalidate_cache()
         if not self._exists(place):
             return []
-        names = [PurePosixPath(entry["name"]).name for entry in self.files.ls(place, detail=True)]
+        names = [
+            PurePosixPath(entry["name"]).name
+            for entry in self.files.ls(place, detail=True)
+        ]
         return [
-            folder / name for name in sorted(names) if self._exists(f"{place}/{name}/{MANIFEST}")
+            folder / name
+            for name in sorted(names)
+            if self._exists(f"{place}/{name}/{MANIFEST}")
         ]
 
     def read(self, path: Path) -> bytes:
@@ -218,7 +236,9 @@ def restore_dataset(config: PipelineConfig, plan: Callable[[], DatasetPlan]) -> 
     home = config.runtime.home.resolve()
     dataset = home / "datasets" / planned.name
     missing = [
-        (path, kind) for path, kind in _of_dataset(dataset, planned.row_tables) if not path.exists()
+        (path, kind)
+        for path, kind in _of_dataset(dataset, planned.row_tables)
+        if not path.exists()
     ]
     if not missing:
         return
@@ -244,7 +264,9 @@ def restore_run(config: PipelineConfig) -> None:
         mirror = Mirror(config.storage.mirror, config.runtime.home.resolve())
         for path in reversed(mirror.kept(run.checkpoints)):
             if mirror.restore(path, KIND):
-                for record in run.records:  # the lineage last: where it is, everything is
+                for (
+                    record
+                ) in run.records:  # the lineage last: where it is, everything is
                     mirror.restore_file(record)
                 return
 
@@ -293,9 +315,13 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
         if no_space(fault):  # on this machine
             raise
         name = config.runtime.name
-        words = f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
+        words = (
+            f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
+        )
         if RunFolder.of(config.runtime).lineage.exists():
-            log.warning("%s; run %s continues with what is on this machine.", words, name)
+            log.warning(
+                "%s; run %s continues with what is on this machine.", words, name
+            )
             return
         is_refused = isinstance(fault, (PermissionError, NotADirectoryError))
         kind = ConfigError if is_refused else PipelineError
@@ -434,7 +460,9 @@ class _Copying:
 
     def _not_copied(self) -> str:
         paths = [
-            path for path, _ in (*self.of_dataset, *_of_run(self.run)) if path not in self.copied
+            path
+            for path, _ in (*self.of_dataset, *_of_run(self.run))
+            if path not in self.copied
         ]
         names = [path.relative_to(self.home).as_posix() for path in paths]
         if self.run.path not in self.copied:
@@ -453,14 +481,17 @@ def _of_dataset(
     row_tables: Iterable[PlannedTable | RowTableRef],
 ) -> list[tuple[Path, str]]:
     """The artifacts of a dataset, with their kinds."""
-    tables = [(folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables]
+    tables = [
+        (folder / ROW_TABLES / table.row_table, ROW_TABLES) for table in row_tables
+    ]
     return [(folder, "dataset"), *tables]
 
 
 def _of_run(run: RunFolder) -> list[tuple[Path, str]]:
     """The artifacts of a run: checkpoints, oldest first, and the export."""
     artifacts = [
-        (checkpoint.path, KIND) for checkpoint in reversed(checkpoints.committed(run.checkpoints))
+        (checkpoint.path, KIND)
+        for checkpoint in reversed(checkpoints.committed(run.checkpoints))
     ]
     if has_all_files(run.export, EXPORT):  # it may be a folder of the user
         artifacts.append((run.export, EXPORT))
@@ -518,13 +549,21 @@ def _of_another(mirror: Mirror, run: RunFolder) -> Path | None:
     Another machine took the run further, and its copy is left whole.
     """
     newest = checkpoints.latest_step(run.checkpoints)
-    ahead = [path for path in mirror.kept(run.checkpoints) if checkpoints.step_of(path) > newest]
-    return next((path for path in reversed(ahead) if not _abandoned(mirror, path)), None)
+    ahead = [
+        path
+        for path in mirror.kept(run.checkpoints)
+        if checkpoints.step_of(path) > newest
+    ]
+    return next(
+        (path for path in reversed(ahead) if not _abandoned(mirror, path)), None
+    )
 
 
 def _delete_pruned(mirror: Mirror, run: RunFolder) -> None:
     """Follow the pruning of this run's checkpoints, and its going back to an older one."""
-    committed = [checkpoint.path for checkpoint in checkpoints.committed(run.checkpoints)]
+    committed = [
+        checkpoint.path for checkpoint in checkpoints.committed(run.checkpoints)
+    ]
     newest = checkpoints.step_of(committed[0]) if committed else 0
     for path in mirror.kept(run.checkpoints):
         if path in committed:

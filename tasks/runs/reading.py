@@ -34,7 +34,9 @@ class Reading:
         is.
         """
         sections = self.data.sources or [self.data]
-        marks = tuple(section.answer_after for section in sections if section.answer_after)
+        marks = tuple(
+            section.answer_after for section in sections if section.answer_after
+        )
         if text.endswith(marks):
             return text
         line_end = "\r\n" if text.endswith("\r\n") else "\n"
@@ -68,7 +70,9 @@ def _targets(data: DataConfig) -> dict[str, tuple[str, str]]:
     """What has a target in each source, by its name; "" is that of the section `data`."""
     if not data.sources:
         return {"": (data.loss_on, data.answer_after)}
-    return {source.name: (source.loss_on, source.answer_after) for source in data.sources}
+    return {
+        source.name: (source.loss_on, source.answer_after) for source in data.sources
+    }
 
 
 def _parsed(section: JsonValue, folder: Path) -> DataConfig:
@@ -78,4 +82,6 @@ def _parsed(section: JsonValue, folder: Path) -> DataConfig:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, ("data", *first["loc"])))
-        raise Damaged(f"{folder}: its record of {place} cannot be read ({first['msg']}).") from None
+        raise Damaged(
+            f"{folder}: its record of {place} cannot be read ({first['msg']})."
+        ) from None

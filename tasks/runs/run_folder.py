@@ -19,7 +19,12 @@ from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Lineage
-from infini_llama.tasks.records.metrics import METRICS_LINE, MetricsLine, SampleLine, StepLine
+from infini_llama.tasks.records.metrics import (
+    METRICS_LINE,
+    MetricsLine,
+    SampleLine,
+    StepLine,
+)
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.storage.artifacts import Damaged, readable
@@ -35,7 +40,9 @@ from infini_llama.tasks.storage.record_files import (
     write_fields,
 )
 
-RUN_ID = "run_id"  # a field of each record of a run; the checksums of its lines depend on it
+RUN_ID = (
+    "run_id"  # a field of each record of a run; the checksums of its lines depend on it
+)
 NOT_RETRIED = "not-retried"  # in an attempt's folder
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)
@@ -96,7 +103,11 @@ class RunFolder:
 
         It is "" before the first. Reads three files.
         """
-        plans = [path for path in map(attempt_plan_path, attempt_folders(self)) if path.exists()]
+        plans = [
+            path
+            for path in map(attempt_plan_path, attempt_folders(self))
+            if path.exists()
+        ]
         in_lineage = _id_in(self.lineage)
         others = [_id_in(path) for path in (*plans[-1:], self.environment)]
         others = [other for other in others if other]
@@ -155,7 +166,9 @@ class RunFolder:
 
     def write(self, path: Path, record: Record) -> None:
         """Replace a record of this folder."""
-        write_fields(path, {RUN_ID: self.read_id() or secrets.token_hex(8)} | record.to_json())
+        write_fields(
+            path, {RUN_ID: self.read_id() or secrets.token_hex(8)} | record.to_json()
+        )
 
     def read_lineage(self) -> Lineage | None:
         """lineage.json, None before the first attempt.
@@ -177,7 +190,11 @@ class RunFolder:
             for attempt_dir in reversed(attempt_folders(self)):
                 with suppress(Damaged):
                     copy = read_attempt_plan(attempt_dir).lineage
-                    log.warning("%s The copy in %s is used.", fault, attempt_plan_path(attempt_dir))
+                    log.warning(
+                        "%s The copy in %s is used.",
+                        fault,
+                        attempt_plan_path(attempt_dir),
+                    )
                     return copy
             raise Damaged(
                 f"{fault} It records what the run was trained on, and no attempt has a copy. Put "
@@ -222,13 +239,18 @@ class RunFolder:
         try:
             text = written.decode()
             first, _, rest = text.partition("\n")
-            if first.startswith("# blake3:") and first != f"# {_checksum(rest, self.read_id())}":
+            if (
+                first.startswith("# blake3:")
+                and first != f"# {_checksum(rest, self.read_id())}"
+            ):
                 raise Damaged(
                     f"{self.config} does not match its own checksum, or is of another run. If you "
                     "changed it on purpose, delete its first line; otherwise it is damaged."
                 )
             # through JSON, since YAML has dates and keys that are no text
-            config: JsonValue = json.loads(json.dumps(yaml.safe_load(text), default=str))
+            config: JsonValue = json.loads(
+                json.dumps(yaml.safe_load(text), default=str)
+            )
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
             raise Damaged(f"{self.config} is not YAML.") from None
         if not isinstance(config, dict):
@@ -243,7 +265,11 @@ def run_folders(home: Path) -> list[Path]:
         OSError: it cannot be read, where `glob` would find none.
     """
     runs = home / "runs"
-    return sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    return (
+        sorted(path for path in runs.iterdir() if path.is_dir())
+        if runs.is_dir()
+        else []
+    )
 
 
 def _id_in(path: Path) -> str:
@@ -337,7 +363,9 @@ def attempt_folders(run: RunFolder) -> list[Path]:
     They are sorted by number, since the hundredth's name sorts before the ninety-ninth's.
     """
     names = re.compile(r"attempt-[0-9]+")
-    folders = [path for path in run.logs.glob("attempt-*") if names.fullmatch(path.name)]
+    folders = [
+        path for path in run.logs.glob("attempt-*") if names.fullmatch(path.name)
+    ]
     return sorted(folders, key=number_of)
 
 
@@ -354,7 +382,9 @@ def mark_not_retried(run: RunFolder) -> None:
 
 def is_retried(run: RunFolder) -> bool:
     """Whether the newest attempt, which failed, may be retried."""
-    return not any((newest / NOT_RETRIED).exists() for newest in attempt_folders(run)[-1:])
+    return not any(
+        (newest / NOT_RETRIED).exists() for newest in attempt_folders(run)[-1:]
+    )
 
 
 def attempt_plan_path(attempt_dir: Path) -> Path:

@@ -121,12 +121,16 @@ class RunReader:
         # A run may have begun from a checkpoint of another one.
         first = min(trained, default=1) if self.lineage.resumed_from else 1
         expected = range(first, newest_step + 1)
-        given_up = {newest_step} if newest and _is_evaluation_due(newest) else set[int]()
+        given_up = (
+            {newest_step} if newest and _is_evaluation_due(newest) else set[int]()
+        )
         _warn_of_missing(self.folder.metrics, "line of step", set(expected) - trained)
         for steps, train in self._trained_with:
             interval = train.eval_steps
             if isinstance(interval, int):
-                of_attempt = expected[max(0, steps.start - first) : max(0, steps.stop - first)]
+                of_attempt = expected[
+                    max(0, steps.start - first) : max(0, steps.stop - first)
+                ]
                 due = {step for step in of_attempt if step % interval == 0} - given_up
                 what = f"validation (one every {interval} steps) of step"
                 _warn_of_missing(self.folder.metrics, what, due - validated)
@@ -191,11 +195,23 @@ class RunReader:
         It is None where the run has steps left, or its newest checkpoint is another one.
         """
         result = self.folder.find(TrainingResult, self.folder.result)
-        if result is None and self.folder.summary.exists() and not self.folder.result.exists():
-            log.warning("%s is missing, although the run has a summary.", self.folder.result)
-        if result is None or not self.committed or result.steps != self.committed[0].step:
+        if (
+            result is None
+            and self.folder.summary.exists()
+            and not self.folder.result.exists()
+        ):
+            log.warning(
+                "%s is missing, although the run has a summary.", self.folder.result
+            )
+        if (
+            result is None
+            or not self.committed
+            or result.steps != self.committed[0].step
+        ):
             return None
-        if not result.is_final(self.max_steps, self.lineage.train.early_stopping_patience):
+        if not result.is_final(
+            self.max_steps, self.lineage.train.early_stopping_patience
+        ):
             return None
         if result.checkpoint_digest != self.committed[0].digest:
             log.warning(
@@ -230,7 +246,9 @@ class RunReader:
             )
             digests = (manifests.tokens.digest, manifests.rows.digest)
             if digests != (dataset.digest, dataset.row_table_digest):
-                raise Damaged(f"{folder} is not the dataset that the run was trained on.")
+                raise Damaged(
+                    f"{folder} is not the dataset that the run was trained on."
+                )
             return manifests
         except Damaged as fault:
             if folder.is_dir():  # else it was moved or removed
@@ -260,10 +278,15 @@ class RunReader:
     @cached_property
     def evaluations(self) -> list[EvaluationLine]:
         """Measurements of the run's model by `evaluate`, the oldest first."""
-        lines = read_lines(self.folder.evaluations, EVALUATION_LINE, self.folder.read_id())
-        if self.folder.evaluations.exists() and not lines:  # it is made with its first line
+        lines = read_lines(
+            self.folder.evaluations, EVALUATION_LINE, self.folder.read_id()
+        )
+        if (
+            self.folder.evaluations.exists() and not lines
+        ):  # it is made with its first line
             log.warning(
-                "%s has no measurement any more: what it had is lost.", self.folder.evaluations
+                "%s has no measurement any more: what it had is lost.",
+                self.folder.evaluations,
             )
         return lines
 
@@ -274,11 +297,18 @@ class RunReader:
         if not self.result or not isinstance(listed, list):
             return []
         newest = self.committed[0].digest
-        lines = [line for line in self.evaluations if line.asked and line.asked.digest == newest]
-        measured = [
-            "perplexity" if isinstance(line, PerplexityLine) else "passkey" for line in lines
+        lines = [
+            line
+            for line in self.evaluations
+            if line.asked and line.asked.digest == newest
         ]
-        measured += [EXPORT] if has_all_files(self.folder.export, EXPORT, newest) else []
+        measured = [
+            "perplexity" if isinstance(line, PerplexityLine) else "passkey"
+            for line in lines
+        ]
+        measured += (
+            [EXPORT] if has_all_files(self.folder.export, EXPORT, newest) else []
+        )
         return [kind for kind in listed if kind not in measured]
 
     @cached_property
@@ -295,7 +325,9 @@ class RunReader:
         for steps, train in self._trained_with:
             if train.sample_prompts != []:
                 due = {step for step in validated if step in steps}
-                _warn_of_missing(self.folder.samples, "text of step", due - ends - present)
+                _warn_of_missing(
+                    self.folder.samples, "text of step", due - ends - present
+                )
         texts = self.result.samples if self.result else ()
         written = [line for line in written if not line.given_up]
         return written + [SampleLine(step=self.step, text=text) for text in texts]
@@ -321,11 +353,17 @@ class RunReader:
     def results(self) -> RunResults:
         """The run's results so far, in numbers."""
         last = self.validated[-1] if self.validated else None
-        train_losses = (line.loss for line in reversed(self.trained) if line.loss is not None)
-        losses = (line.loss for line in self.validated if line.loss is not None and line.step)
+        train_losses = (
+            line.loss for line in reversed(self.trained) if line.loss is not None
+        )
+        losses = (
+            line.loss for line in self.validated if line.loss is not None and line.step
+        )
         step_seconds = sum(line.step_time for line in self.trained)
         read = sum(line.input_tokens for line in self.trained)
-        files = [path for path in (self.folder.metrics, self.folder.lineage) if path.exists()]
+        files = [
+            path for path in (self.folder.metrics, self.folder.lineage) if path.exists()
+        ]
         return RunResults(
             run=self.name,
             state=self.state,
@@ -380,7 +418,9 @@ class RunReader:
             input_tokens=results.input_tokens,
             seconds=results.step_seconds,
             tokens_per_second=results.tokens_per_second or 0.0,
-            updates_left_out=sum(line.loss is None and line.targets != 0 for line in self.trained),
+            updates_left_out=sum(
+                line.loss is None and line.targets != 0 for line in self.trained
+            ),
             steps_without_targets=results.steps_without_targets,
             attempts=results.attempts,
             goodput=self.goodput,
@@ -445,7 +485,8 @@ def list_runs(home: Path) -> list[RunResults]:
                 runs.append(RunReader(path).results)
             elif run.checkpoints.is_dir() and any(run.checkpoints.iterdir()):
                 log.warning(
-                    "run %s is skipped: it has checkpoints, and no lineage.json.", path.name
+                    "run %s is skipped: it has checkpoints, and no lineage.json.",
+                    path.name,
                 )
         except (Damaged, OSError) as fault:  # it may be another user's
             log.warning("run %s is skipped: %s", path.name, fault)

@@ -64,7 +64,10 @@ def time_limits_as_termination() -> None:
         name = signal.Signals(number).name
         # Not a stream, which the interrupted code may be writing to.
         with suppress(OSError):
-            os.write(2, f"infini-llama: received {name}: stopping, as after SIGTERM\n".encode())
+            os.write(
+                2,
+                f"infini-llama: received {name}: stopping, as after SIGTERM\n".encode(),
+            )
         signal.raise_signal(signal.SIGTERM)
 
     for number in (signal.SIGUSR1, signal.SIGXCPU):

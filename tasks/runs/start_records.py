@@ -39,5 +39,8 @@ def read_start(file: Path) -> StartRecord | None:
 
 def start_records(home: Path, prefix: str = "") -> dict[Path, StartRecord]:
     """The records in a home folder by their files, of starts whose ID begins with `prefix`."""
-    records = {file: read_start(file) for file in sorted((home / "starts").glob(f"{prefix}*.json"))}
+    records = {
+        file: read_start(file)
+        for file in sorted((home / "starts").glob(f"{prefix}*.json"))
+    }
     return {file: record for file, record in records.items() if record is not None}

@@ -10,7 +10,11 @@ from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.status import RankError, RankState, RankStatus
 from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
-from infini_llama.tasks.storage.record_files import read_record, record_text, write_record
+from infini_llama.tasks.storage.record_files import (
+    read_record,
+    record_text,
+    write_record,
+)
 
 NODE = "GROUP_RANK"  # rank of the node, set by torchrun
 

@@ -283,9 +283,16 @@ def _read(
             )
         for name in manifest.files:
             path_in_folder = PurePosixPath(name)
-            if path_in_folder.is_absolute() or ".." in path_in_folder.parts or "\0" in name:
+            if (
+                path_in_folder.is_absolute()
+                or ".." in path_in_folder.parts
+                or "\0" in name
+            ):
                 raise Damaged(f"{file} names {name!r}, which lies outside its folder.")
-        digested = {name: fields[name] for name in ("kind", "format_version", "files", "content")}
+        digested = {
+            name: fields[name]
+            for name in ("kind", "format_version", "files", "content")
+        }
         if manifest.digest != checksum_of(digested):
             raise Damaged(
                 f"{file} has digest {manifest.digest}, which is not that of its files and content."
@@ -347,13 +354,19 @@ def check(
         with readable(file):
             size = file.stat().st_size
         if size != expected.size:
-            raise Damaged(f"{file} has {size} bytes; its manifest says {expected.size}.")
+            raise Damaged(
+                f"{file} has {size} bytes; its manifest says {expected.size}."
+            )
         if is_read:
             verify_checksum(file, expected.checksum)
     for relative in _files_below(path):
-        is_listed = relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
+        is_listed = (
+            relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
+        )
         # .DS_Store, .nfs…: no reader opens them.
-        is_of_system = any(part.startswith(".") or part in OF_SYSTEMS for part in relative.parts)
+        is_of_system = any(
+            part.startswith(".") or part in OF_SYSTEMS for part in relative.parts
+        )
         if not is_listed and not is_of_system and not relative.match(USERS_CACHE):
             raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
@@ -368,7 +381,9 @@ def verify_checksum(file: Path, checksum: str) -> None:
     with readable(file):
         actual = file_checksum(file)
     if actual != checksum:
-        raise Damaged(f"{file} does not have the bytes its manifest says (checksum differs).")
+        raise Damaged(
+            f"{file} does not have the bytes its manifest says (checksum differs)."
+        )
 
 
 @contextmanager
@@ -414,7 +429,12 @@ def set_pointer(folder: Path, name: str, target_name: str) -> None:
         temporary.symlink_to(target_name)
         temporary.replace(link)
     except OSError as error:
-        is_expected = error.errno in (errno.EEXIST, errno.ENOENT, errno.EROFS, *NO_LINKS)
+        is_expected = error.errno in (
+            errno.EEXIST,
+            errno.ENOENT,
+            errno.EROFS,
+            *NO_LINKS,
+        )
         if not is_expected or not folder.is_dir():
             raise
 
@@ -442,7 +462,9 @@ def _move_copy_aside(link: Path) -> None:
 
 def move_aside(path: Path) -> Path:
     """Rename a damaged artifact so that no reader finds it; nothing is deleted."""
-    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    names = (
+        path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1)
+    )
     return path.rename(next(aside for aside in names if not aside.exists()))
 
 

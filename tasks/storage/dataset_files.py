@@ -101,7 +101,9 @@ def read_file(dataset: Path, name: str) -> bytes:
     with repairable(), readable(path):
         contents = path.read_bytes()
         if f"blake3:{blake3(contents).hexdigest()}" != expected:
-            raise Damaged(f"{path} does not have the bytes its manifest says (checksum differs).")
+            raise Damaged(
+                f"{path} does not have the bytes its manifest says (checksum differs)."
+            )
     return contents
 
 

@@ -28,7 +28,10 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS) or not path.is_dir():
+        if (
+            error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+            or not path.is_dir()
+        ):
             raise
     finally:
         os.close(descriptor)
@@ -64,7 +67,9 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except IsADirectoryError:
-        raise DataError(f"{path} is a folder, but the name of a file; move it aside.") from None
+        raise DataError(
+            f"{path} is a folder, but the name of a file; move it aside."
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)

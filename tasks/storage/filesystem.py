@@ -46,7 +46,9 @@ def examine(home: Path) -> Filesystem:
     """
     # Not Path.exists, which raises below a folder that this user may not read.
     folder = next(
-        path for path in (home.absolute(), *home.absolute().parents) if os.access(path, os.F_OK)
+        path
+        for path in (home.absolute(), *home.absolute().parents)
+        if os.access(path, os.F_OK)
     )
     has_links = False
     failing = "files cannot be written"

@@ -40,7 +40,12 @@ OTHER_TOKENIZERS = (
     "*.tiktoken",
     "tokenizer_config.json",
 )
-TYPES = ("F64", "F32", "F16", "BF16")  # of weights; others are those of quantized models
+TYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+)  # of weights; others are those of quantized models
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 ROWS = 4096  # of embedding and head that are compared at once
@@ -70,10 +75,13 @@ class Folder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor; only the files' headers are read."""
         return {
-            name: tuple(value.get_shape()) for name, value in self.tensors("numpy", slices=True)
+            name: tuple(value.get_shape())
+            for name, value in self.tensors("numpy", slices=True)
         }
 
-    def tensors(self, framework: str, slices: bool = False) -> Iterator[tuple[str, Any]]:
+    def tensors(
+        self, framework: str, slices: bool = False
+    ) -> Iterator[tuple[str, Any]]:
         """Every tensor with its name, one at a time.
 
         Args:
@@ -82,7 +90,10 @@ class Folder:
         for file in sorted(set(self.files.values())):
             with opened(file, framework) as source:
                 for name in sorted(source.keys()):
-                    yield name, source.get_slice(name) if slices else source.get_tensor(name)
+                    yield (
+                        name,
+                        source.get_slice(name) if slices else source.get_tensor(name),
+                    )
 
 
 def open_folder(path: Path) -> Folder:
@@ -118,7 +129,9 @@ def open_folder(path: Path) -> Folder:
         raise ConfigError(f"{path / CONFIG}: {error}.") from None
     _refuse_ids_beyond(path / CONFIG, stated, config.vocab_size)
     if (path / GENERATION).is_file():
-        _refuse_ids_beyond(path / GENERATION, _json(path / GENERATION), config.vocab_size)
+        _refuse_ids_beyond(
+            path / GENERATION, _json(path / GENERATION), config.vocab_size
+        )
     folder = Folder(path, config, _file_of_each_tensor(path, stated))
     _refuse_types(folder)
     folder = _with_its_head(folder)
@@ -135,7 +148,9 @@ def open_folder(path: Path) -> Folder:
     try:
         hf.check_shapes(folder.shapes(), expected, folder.config)
     except ValueError as error:
-        raise ConfigError(f"{path}: its tensors do not match its {CONFIG}: {error}.") from None
+        raise ConfigError(
+            f"{path}: its tensors do not match its {CONFIG}: {error}."
+        ) from None
     return folder
 
 
@@ -145,8 +160,13 @@ def conversation_of(folder: Folder) -> Conversation:
     Raises:
         DataError: a file is damaged.
     """
-    files = {name: folder.path / name for name in (CONFIG, GENERATION, "tokenizer_config.json")}
-    stated, generation, tokens = (_json(file) if file.is_file() else {} for file in files.values())
+    files = {
+        name: folder.path / name
+        for name in (CONFIG, GENERATION, "tokenizer_config.json")
+    }
+    stated, generation, tokens = (
+        _json(file) if file.is_file() else {} for file in files.values()
+    )
     ends: list[int] = []
     for value in (generation.get("eos_token_id"), stated.get("eos_token_id")):
         numbers = value if isinstance(value, list) else [value]
@@ -154,7 +174,9 @@ def conversation_of(folder: Folder) -> Conversation:
     template = _template(folder.path, tokens.get("chat_template"))
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     contents = {name: _content(tokens.get(name)) for name in names}
-    special = {name: token for name, token in contents.items() if isinstance(token, str)}
+    special = {
+        name: token for name, token in contents.items() if isinstance(token, str)
+    }
     kept = {
         name: value
         for name, value in generation.items()
@@ -178,7 +200,9 @@ def _template(path: Path, stated: object) -> str | dict[str, str] | None:
         files["default"] = path / "chat_template.jinja"
     files |= {file.stem: file for file in sorted(path.glob(TEMPLATES))}
     if files:
-        stated = [{"name": name, "template": _text(file)} for name, file in files.items()]
+        stated = [
+            {"name": name, "template": _text(file)} for name, file in files.items()
+        ]
     if not isinstance(stated, list):
         return stated if isinstance(stated, str) else None
     templates = dict[str, str]()
@@ -216,7 +240,10 @@ def _refuse_ids_beyond(file: Path, stated: JsonObject, vocab_size: int) -> None:
         value = stated.get(key)
         numbers = value if isinstance(value, list) else [] if value is None else [value]
         least = -1 if key == "pad_token_id" else 0
-        if any(type(number) is not int or not least <= number < vocab_size for number in numbers):
+        if any(
+            type(number) is not int or not least <= number < vocab_size
+            for number in numbers
+        ):
             raise ConfigError(
                 f"{file}: {key}={value!r} is no token of a model with vocab_size={vocab_size}; "
                 "correct it, or remove it."
@@ -247,7 +274,9 @@ def _file_of_each_tensor(path: Path, stated: JsonObject) -> dict[str, Path]:
         )
     for name in shards:
         if Path(name).name != name:
-            raise DataError(f"{path / INDEX} names '{name}', which is outside its folder.")
+            raise DataError(
+                f"{path / INDEX} names '{name}', which is outside its folder."
+            )
         refuse_pointer(path / name)
         if not (path / name).is_file():
             raise DataError(
@@ -289,7 +318,9 @@ def _one_file(path: Path) -> Path:
         file.name for pattern in OTHER_WEIGHTS for file in sorted(path.glob(pattern))
     )
     beside = (
-        f" (it has {others}, which transformers does not load by itself either)" if others else ""
+        f" (it has {others}, which transformers does not load by itself either)"
+        if others
+        else ""
     )
     raise ConfigError(
         f"{path} has neither {ONE} nor {INDEX}{beside}; give a folder with both or one of them, as "
@@ -337,9 +368,14 @@ def _with_its_head(folder: Folder) -> Folder:
         ConfigError: that head has another shape than the embedding, or their file is larger than
             the memory.
     """
-    if not (folder.config.tie_word_embeddings and {EMBEDDING, HEAD} <= folder.files.keys()):
+    if not (
+        folder.config.tie_word_embeddings and {EMBEDDING, HEAD} <= folder.files.keys()
+    ):
         return folder
-    with opened(folder.files[EMBEDDING], "pt") as first, opened(folder.files[HEAD], "pt") as second:
+    with (
+        opened(folder.files[EMBEDDING], "pt") as first,
+        opened(folder.files[HEAD], "pt") as second,
+    ):
         embedding = first.get_slice(EMBEDDING)
         head = second.get_slice(HEAD)
         if embedding.get_shape() != head.get_shape():
@@ -350,9 +386,14 @@ def _with_its_head(folder: Folder) -> Folder:
             )
         starts = range(0, embedding.get_shape()[0], ROWS)
         blocks = [slice(start, start + ROWS) for start in starts]
-        if all(bool((embedding[rows].float() == head[rows].float()).all()) for rows in blocks):
+        if all(
+            bool((embedding[rows].float() == head[rows].float()).all())
+            for rows in blocks
+        ):
             return folder
-    return replace(folder, config=replace(folder.config, tie_word_embeddings=False), untied=True)
+    return replace(
+        folder, config=replace(folder.config, tie_word_embeddings=False), untied=True
+    )
 
 
 def tokenizer_of(folder: Folder) -> Tokenizer:
@@ -386,7 +427,9 @@ def tokenizer_of(folder: Folder) -> Tokenizer:
         raise DataError(f"{file} is not a tokenizer ({error}).") from None
     rows = folder.config.vocab_size
     vocabulary = tokenizer.get_vocab()
-    beyond = sorted((number, token) for token, number in vocabulary.items() if number >= rows)
+    beyond = sorted(
+        (number, token) for token, number in vocabulary.items() if number >= rows
+    )
     if beyond:
         raise ConfigError(
             f"{file} has {len(vocabulary)} tokens and the model's embedding {rows} rows: "

@@ -261,7 +261,9 @@ class Lease:
             self._outlast(rival)
         self._write(0)
         if rival:
-            time.sleep(self.renew)  # of several that found it expired, the last to write has it
+            time.sleep(
+                self.renew
+            )  # of several that found it expired, the last to write has it
             rival = self._rival()
             if rival:
                 raise self._busy(rival)
@@ -299,7 +301,12 @@ class Lease:
 
     def _outlast(self, rival: LeaseRecord) -> None:
         """Wait until `rival` has not renewed for as long as a lease lasts."""
-        log.info("waiting up to %g s: %s may still use %s", self.expired, rival, self.path.parent)
+        log.info(
+            "waiting up to %g s: %s may still use %s",
+            self.expired,
+            rival,
+            self.path.parent,
+        )
         until = time.monotonic() + self.expired
         while time.monotonic() < until:
             time.sleep(self.renew / 5)

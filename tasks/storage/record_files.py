@@ -19,7 +19,12 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from infini_llama.configs.reading import JsonObject
 from infini_llama.tasks.records.record import Record, first_fault
-from infini_llama.tasks.storage.artifacts import SELF_CHECKSUM, Damaged, checksum_of, readable
+from infini_llama.tasks.storage.artifacts import (
+    SELF_CHECKSUM,
+    Damaged,
+    checksum_of,
+    readable,
+)
 from infini_llama.tasks.storage.files import write_atomic
 
 SHOWN = 5  # line numbers in a message
@@ -56,7 +61,9 @@ def read_fields(path: Path) -> JsonObject:
         stated = fields.pop(SELF_CHECKSUM, None)
         expected = stated if stated is None else checksum_of(fields)
     except (ValueError, RecursionError) as fault:
-        reason = "it is nested too deeply" if isinstance(fault, RecursionError) else fault
+        reason = (
+            "it is nested too deeply" if isinstance(fault, RecursionError) else fault
+        )
         raise Damaged(f"{path} is not JSON ({reason}).") from None
     if stated != expected:
         raise Damaged(

@@ -31,9 +31,18 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.storage import (
+    StorageReader,
+    StorageWriter,
+    WriteResult,
+)
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
@@ -73,7 +82,10 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 def model_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter, under its name in a checkpoint."""
-    return {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    return {
+        f"model.{name}": parameter.detach()
+        for name, parameter in model.named_parameters()
+    }
 
 
 def state_hash(tensors: dict[str, torch.Tensor], prefix: str) -> str:
@@ -183,7 +195,9 @@ class TensorWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         pass
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(
+        self, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         self.rank = kwargs["rank"]
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -192,7 +206,9 @@ class TensorWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return plans
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> Future[list[WriteResult]]:
         name = FILE.format(self.rank)
         digest = blake3(max_threads=blake3.AUTO)
         position = 0
@@ -201,7 +217,15 @@ class TensorWriter(StorageWriter):
             for item in plan.items:
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, torch.Tensor)
-                raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+                raw = (
+                    tensor.detach()
+                    .cpu()
+                    .contiguous()
+                    .flatten()
+                    .view(torch.uint8)
+                    .numpy()
+                    .data
+                )
                 padding = bytes(-position % ALIGNMENT)
                 for piece in (padding, raw):
                     file.write(piece)
@@ -227,7 +251,9 @@ class TensorWriter(StorageWriter):
             entry = metadata.state_dict_metadata[written.index.fqn]
             assert isinstance(entry, TensorStorageMetadata)
             sizes = next(
-                chunk.sizes for chunk in entry.chunks if chunk.offsets == written.index.offset
+                chunk.sizes
+                for chunk in entry.chunks
+                if chunk.offsets == written.index.offset
             )
             part = TensorPart(
                 offsets=tuple(written.index.offset or ()),
@@ -267,9 +293,13 @@ class TensorReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
-            table = TensorTable.model_validate_json((self.folder / TABLE).read_bytes(), strict=True)
+            table = TensorTable.model_validate_json(
+                (self.folder / TABLE).read_bytes(), strict=True
+            )
             if table.byteorder != sys.byteorder:
-                raise ValueError(f"it was written on a {table.byteorder}-endian machine")
+                raise ValueError(
+                    f"it was written on a {table.byteorder}-endian machine"
+                )
             entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
                 name: self._entry(name, entry) for name, entry in table.tensors.items()
             }
@@ -295,9 +325,16 @@ class TensorReader(StorageReader):
             end = part.start + math.prod(sizes) * dtype.itemsize
             if end > (self.folder / part.file).stat().st_size:
                 raise ValueError(f"'{name}' extends beyond the end of {part.file}")
-            self.places[MetadataIndex(name, offsets)] = (part.file, part.start, sizes, dtype)
+            self.places[MetadataIndex(name, offsets)] = (
+                part.file,
+                part.start,
+                sizes,
+                dtype,
+            )
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
-        return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(entry.shape), chunks)
+        return TensorStorageMetadata(
+            TensorProperties(dtype=dtype), torch.Size(entry.shape), chunks
+        )
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -318,8 +355,13 @@ class TensorReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             if math.prod(sizes):
                 if name not in files:
-                    with (self.folder / name).open("rb") as file, mapping(self.folder / name):
-                        files[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                    with (
+                        (self.folder / name).open("rb") as file,
+                        mapping(self.folder / name),
+                    ):
+                        files[name] = mmap.mmap(
+                            file.fileno(), 0, access=mmap.ACCESS_COPY
+                        )
                 flat = torch.frombuffer(
                     files[name],
                     dtype=dtype,

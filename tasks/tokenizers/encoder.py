@@ -37,15 +37,23 @@ def encoder_of(tokenizer: Tokenizer, split_special_tokens: bool) -> Tokenizer:
     if not split_special_tokens:
         return tokenizer
     added_tokens = tokenizer.get_added_tokens_decoder().values()
-    if isinstance(tokenizer.model, models.BPE) and all(token.special for token in added_tokens):
+    if isinstance(tokenizer.model, models.BPE) and all(
+        token.special for token in added_tokens
+    ):
         return _without_added_tokens(tokenizer)
     description = orjson.loads(description_of(tokenizer))
     added = {token["content"]: token for token in description["added_tokens"]}
     special = {content for content, token in added.items() if token["special"]}
     hidden = _hide_special_pieces(description["model"], special)
-    has_text = len(special) < len(added)  # added tokens that are text stay, with their IDs
-    kept = [token for content, token in added.items() if has_text and content not in hidden]
-    encoder = Tokenizer.from_str(orjson.dumps(description | {"added_tokens": kept}).decode())
+    has_text = len(special) < len(
+        added
+    )  # added tokens that are text stay, with their IDs
+    kept = [
+        token for content, token in added.items() if has_text and content not in hidden
+    ]
+    encoder = Tokenizer.from_str(
+        orjson.dumps(description | {"added_tokens": kept}).decode()
+    )
     encoder.encode_special_tokens = has_text
     return encoder
 
@@ -83,7 +91,9 @@ def _hide_special_pieces(model: dict[str, Any], special: set[str]) -> set[str]:
         model["vocab"] = [[renamed(piece), score] for piece, score in vocabulary]
     elif kind in ("WordPiece", "WordLevel"):
         hidden = special & vocabulary.keys() - {model["unk_token"]}
-        model["vocab"] = {renamed(piece): number for piece, number in vocabulary.items()}
+        model["vocab"] = {
+            renamed(piece): number for piece, number in vocabulary.items()
+        }
     return hidden
 
 

@@ -79,7 +79,11 @@ def choose_engine(
         number = version(FAST)
         _gigatoken()
     except PackageNotFoundError:
-        log.info("%s is not installed: %s encodes the text, which takes longer", FAST, REFERENCE)
+        log.info(
+            "%s is not installed: %s encodes the text, which takes longer",
+            FAST,
+            REFERENCE,
+        )
         return reference_engine()
     except Exception as error:
         # An installation can be broken in any way; it is not remembered, since it may be repaired.
@@ -94,7 +98,9 @@ def choose_engine(
 
 def reference_engine(refused: dict[str, str] | None = None) -> EngineChoice:
     """`tokenizers` itself; `refused`: why another does not encode, by its name."""
-    return EngineChoice(name=REFERENCE, version=version(REFERENCE), refused=refused or {})
+    return EngineChoice(
+        name=REFERENCE, version=version(REFERENCE), refused=refused or {}
+    )
 
 
 def remember_comparison(
@@ -114,7 +120,9 @@ def remember_comparison(
     write_atomic(agreement if fault is None else refusal, fault or "")
 
 
-def _compared(tokenizer: Tokenizer, split_special_tokens: bool, notes: Path) -> str | None:
+def _compared(
+    tokenizer: Tokenizer, split_special_tokens: bool, notes: Path
+) -> str | None:
     agreement, refusal = _notes_of(tokenizer, split_special_tokens, notes)
     if os.path.lexists(refusal):
         try:
@@ -260,7 +268,9 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
 
     def encode(texts: list[bytes]) -> Ids:
         ids, offsets = fast(texts)
-        if not has_any(b"".join([text for text in texts if not text.isascii()]), differing):
+        if not has_any(
+            b"".join([text for text in texts if not text.isascii()]), differing
+        ):
             return ids, offsets
         parts = np.split(ids, offsets[1:-1])
         for number, text in enumerate(texts):
@@ -274,7 +284,9 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
 def gigatoken_of(description: str) -> Encode:
     """gigatoken with the tokenizer of a tokenizer.json."""
     engine = _gigatoken().Tokenizer.from_json(description)
-    _in_another_thread(lambda: engine.encode_batch([b"a"]))  # it imports more at its first use
+    _in_another_thread(
+        lambda: engine.encode_batch([b"a"])
+    )  # it imports more at its first use
 
     def encode(texts: list[bytes]) -> Ids:
         layout = engine.encode_batch(texts).layout

@@ -59,7 +59,9 @@ class Losses:
             for piece in self.added.split(text) if self.added else [text]:
                 for word in self._words(piece):
                     is_short = len(word) <= SHORT_WORD
-                    losses.append(self._of_short_word(word) if is_short else self._of_word(word))
+                    losses.append(
+                        self._of_short_word(word) if is_short else self._of_word(word)
+                    )
         unknown, lost, size = (sum(part) for part in zip(*losses, strict=True))
         return unknown, lost, size
 
@@ -87,17 +89,23 @@ def has_all_bytes(tokenizer: Tokenizer) -> bool:
     model = tokenizer.model
     kind = type(model).__name__
     if kind in ("BPE", "Unigram") and _falls_back(tokenizer, kind):
-        return all(model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+        return all(
+            model.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256)
+        )
     steps = list(_steps(tokenizer.normalizer)) + list(_steps(tokenizer.pre_tokenizer))
     if not any(step["type"] == "ByteLevel" for step in steps):
         return False
-    if any(model.token_to_id(letter) is None for letter in pre_tokenizers.ByteLevel.alphabet()):
+    if any(
+        model.token_to_id(letter) is None
+        for letter in pre_tokenizers.ByteLevel.alphabet()
+    ):
         return False
     # Of WordPiece one that this program trained: elsewhere a longer word or a mark of continuation
     # has tokens of its own.
     if kind == "WordPiece":
         is_cut = any(
-            step["type"] == "Split" and step["pattern"] == {"Regex": WORDS} for step in steps
+            step["type"] == "Split" and step["pattern"] == {"Regex": WORDS}
+            for step in steps
         )
         return (
             is_cut
@@ -133,13 +141,19 @@ def keeps_text(tokenizer: Tokenizer, split_special_tokens: bool) -> bool:
     Args:
         split_special_tokens: see `encoder_of`.
     """
-    decoder = json.loads(tokenizer.decoder.__getstate__())["type"] if tokenizer.decoder else None
+    decoder = (
+        json.loads(tokenizer.decoder.__getstate__())["type"]
+        if tokenizer.decoder
+        else None
+    )
     swallows = any(
         token.lstrip or token.rstrip
         for token in tokenizer.get_added_tokens_decoder().values()
         if not (token.special and split_special_tokens)
     )
-    steps = [step for step in _steps(tokenizer.pre_tokenizer) if step["type"] != "Sequence"]
+    steps = [
+        step for step in _steps(tokenizer.pre_tokenizer) if step["type"] != "Sequence"
+    ]
     return (
         tokenizer.normalizer is None
         and decoder == "ByteLevel"

@@ -41,7 +41,9 @@ def cut_of(encoder: Tokenizer) -> Callable[[str], list[str]]:
     a pattern cuts the text as it is, and no added token is looked for before.
     """
     seam = None
-    if encoder.pre_tokenizer and not (encoder.normalizer or encoder.get_added_tokens_decoder()):
+    if encoder.pre_tokenizer and not (
+        encoder.normalizer or encoder.get_added_tokens_decoder()
+    ):
         seam = _seam_of(json.loads(encoder.pre_tokenizer.__getstate__()))
     return lambda text: [text] if seam is None else list(_fragments(text, seam))
 
@@ -54,7 +56,11 @@ def _seam_of(step: dict) -> re.Pattern | None:
     """
     match step:
         case {"type": "Sequence", "pretokenizers": [first, *rest]}:
-            return _seam_of(first) if all(step["type"] in WORD_BY_WORD for step in rest) else None
+            return (
+                _seam_of(first)
+                if all(step["type"] in WORD_BY_WORD for step in rest)
+                else None
+            )
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return LINE_ENDS
         case {

@@ -110,14 +110,19 @@ def rank_file(name: str, path: str | None) -> Path:
             )
         return file
     file = cache() / hashlib.sha1(encoding.url.encode()).hexdigest()
-    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != encoding.sha256:
+    if (
+        not file.is_file()
+        or hashlib.sha256(file.read_bytes()).hexdigest() != encoding.sha256
+    ):
         _fetch(name, encoding, file)
     return file
 
 
 def cache() -> Path:
     """tiktoken's own cache: a file that either program has fetched serves both."""
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get(
+        "DATA_GYM_CACHE_DIR"
+    )
     return Path(folder) if folder else Path(tempfile.gettempdir(), "data-gym-cache")
 
 
@@ -166,7 +171,9 @@ def from_rank_file(file: Path, pattern: str, special: list[str]) -> Tokenizer:
             left = token[:cut]
             right = token[cut:]
             if left in ranks and right in ranks:
-                merges.append((rank, ranks[left], ranks[right], spelled(left), spelled(right)))
+                merges.append(
+                    (rank, ranks[left], ranks[right], spelled(left), spelled(right))
+                )
     merges.sort()
     vocabulary = {spelled(token): rank for token, rank in ranks.items()}
     pairs = [merge[3:] for merge in merges]
@@ -213,4 +220,6 @@ def byte_letters() -> list[str]:
         *range(ord("®"), ord("ÿ") + 1),
     }
     others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    return [
+        chr(byte) if byte in printable else chr(next(others)) for byte in range(256)
+    ]

@@ -60,9 +60,13 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
             model = models.BPE()
             trainer = trainers.BpeTrainer(**learned, min_frequency=MIN_FREQUENCY)
         case "wordpiece":
-            words = pre_tokenizers.Sequence([words, pre_tokenizers.Split(Regex(WORDS), "isolated")])
+            words = pre_tokenizers.Sequence(
+                [words, pre_tokenizers.Split(Regex(WORDS), "isolated")]
+            )
             model = models.WordPiece(
-                unk_token=EOS, max_input_chars_per_word=LONGEST_WORD, continuing_subword_prefix=""
+                unk_token=EOS,
+                max_input_chars_per_word=LONGEST_WORD,
+                continuing_subword_prefix="",
             )
             trainer = trainers.WordPieceTrainer(
                 **learned, min_frequency=MIN_FREQUENCY, continuing_subword_prefix=""
@@ -77,7 +81,9 @@ def train(texts: Iterable[str], settings: TokenizerConfig) -> Tokenizer:
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = decoders.ByteLevel()
     cut = cut_of(tokenizer)
-    tokenizer.train_from_iterator((fragment for text in texts for fragment in cut(text)), trainer)
+    tokenizer.train_from_iterator(
+        (fragment for text in texts for fragment in cut(text)), trainer
+    )
     return tokenizer
 
 
@@ -111,7 +117,11 @@ def load(settings: TokenizerConfig) -> Tokenizer:
         DataError: it is a pointer to a file that was not downloaded, or a file beside it is
             damaged.
     """
-    file = rank_file(settings.encoding, settings.path) if settings.encoding else _file_of(settings)
+    file = (
+        rank_file(settings.encoding, settings.path)
+        if settings.encoding
+        else _file_of(settings)
+    )
     tokenizer = _read(file, settings)
     tokenizer = _with_special_end(tokenizer, end_of_text(tokenizer, settings))
     if file.name == TOKENIZER:
@@ -190,11 +200,15 @@ def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
     }
     others = [other for other in described["added_tokens"] if other["id"] != end]
     return Tokenizer.from_str(
-        json.dumps(described | {"added_tokens": sorted([*others, token], key=itemgetter("id"))})
+        json.dumps(
+            described | {"added_tokens": sorted([*others, token], key=itemgetter("id"))}
+        )
     )
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes long, and the key and the build both need it
+@lru_cache(
+    maxsize=1
+)  # a large vocabulary takes long, and the key and the build both need it
 def _parsed(description: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, whose IDs do not depend on chance or a text's length.
 
@@ -230,7 +244,9 @@ def _refuse_ambiguous(tokenizer: Tokenizer, description: str) -> None:
         pairs = list(vocabulary.items())
     else:  # of a unigram model
         pairs = [(piece, number) for number, (piece, _) in enumerate(vocabulary)]
-    pairs += [(token["content"], token["id"]) for token in described.get("added_tokens", [])]
+    pairs += [
+        (token["content"], token["id"]) for token in described.get("added_tokens", [])
+    ]
     numbers = dict[str, int]()
     tokens = dict[int, str]()
     for token, number in pairs:
@@ -335,7 +351,10 @@ def identity(settings: TokenizerConfig) -> Mapping[str, object]:
 
     It has the settings of a tokenizer to train, and the content of a given one.
     """
-    policy = {"eos": EOS, "text_yields_special_tokens": not settings.split_special_tokens}
+    policy = {
+        "eos": EOS,
+        "text_yields_special_tokens": not settings.split_special_tokens,
+    }
     if settings.encoding:  # a key must not cost the reading of 200,000 ranks
         encoding = ENCODINGS[settings.encoding]
         return policy | {
@@ -375,7 +394,11 @@ def token_bytes(tokenizer: Tokenizer, split_special_tokens: bool) -> np.ndarray:
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
     suffix = getattr(tokenizer.model, "end_of_word_suffix", None) or ""
     # Not the description of the whole tokenizer, which takes long.
-    steps = [step.__getstate__() for step in (tokenizer.decoder, tokenizer.pre_tokenizer) if step]
+    steps = [
+        step.__getstate__()
+        for step in (tokenizer.decoder, tokenizer.pre_tokenizer)
+        if step
+    ]
     alphabet = set[str]()
     if any(b"ByteLevel" in step for step in steps):
         alphabet.update(pre_tokenizers.ByteLevel.alphabet())
@@ -392,7 +415,9 @@ def token_bytes(tokenizer: Tokenizer, split_special_tokens: bool) -> np.ndarray:
         if suffix and written.endswith(suffix):
             written = f"{written.removesuffix(suffix)} "  # the end of a word stands for a space
         if of_bytes or (alphabet and alphabet.issuperset(token)):
-            lengths[number] = len(written)  # one character of the byte alphabet is one byte
+            lengths[number] = len(
+                written
+            )  # one character of the byte alphabet is one byte
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             lengths[number] = 1
         else:

@@ -121,7 +121,10 @@ def supervise(
         # Another process writes what these workers would still write.
         raise
     except Exception as raised:
-        log.error("supervising the workers failed (%r); they save a checkpoint and exit", raised)
+        log.error(
+            "supervising the workers failed (%r); they save a checkpoint and exit",
+            raised,
+        )
         fault = raised
         stop_request = stop_workers(attempt, workers)
     except BaseException as raised:
@@ -181,7 +184,9 @@ def watch(
             workers.wait(POLL_SECONDS)
 
 
-def exception_of(outcome: Outcome, evidence: Evidence, run: RunFolder) -> Exception | None:
+def exception_of(
+    outcome: Outcome, evidence: Evidence, run: RunFolder
+) -> Exception | None:
     """The exception that ends the stage, whatever follows the exit code.
 
     It is a request to stop this process, or a fault of this process, which may be retried.
@@ -196,7 +201,11 @@ def exception_of(outcome: Outcome, evidence: Evidence, run: RunFolder) -> Except
     if failed:
         log.error("the attempt failed while it was stopped: %s", outcome.message)
     step = checkpoints.latest_step(run.checkpoints)
-    newest = f"the newest checkpoint is at step {step}" if step else "it has no checkpoint yet"
+    newest = (
+        f"the newest checkpoint is at step {step}"
+        if step
+        else "it has no checkpoint yet"
+    )
     where = "it has done its last step" if outcome.kind == "done" else newest
     stopped = Preempted(
         f"run {run.path.name} was stopped; {where}. Run the same command to resume."

@@ -69,8 +69,15 @@ def prepare(attempt: AttemptPlan) -> Path:
         # Nothing was started, so there is no attempt to record.
         shutil.rmtree(attempt_dir, ignore_errors=True)
         raise
-    source = f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
-    log.info("attempt %d starts %s with %d worker(s)", number, source, attempt.plan.world_size)
+    source = (
+        f"from {attempt.resume_from.name}" if attempt.resume_from else "from step 0"
+    )
+    log.info(
+        "attempt %d starts %s with %d worker(s)",
+        number,
+        source,
+        attempt.plan.world_size,
+    )
     return attempt_dir
 
 
@@ -142,7 +149,9 @@ def record_attempt(attempt: AttemptPlan, attempt_dir: Path, outcome: Outcome) ->
         code=outcome.code,
         message=outcome.message,
         step=outcome.step,
-        error=changed(outcome.error, message="", traceback="") if outcome.error else None,
+        error=changed(outcome.error, message="", traceback="")
+        if outcome.error
+        else None,
     )
     reserve = attempt_dir / RESERVE
     try:

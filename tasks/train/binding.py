@@ -16,7 +16,11 @@ from infini_llama.configs.schema.sources import SourceConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.lineage import Lineage, LineageCurriculumStage, LineageDataset
+from infini_llama.tasks.records.lineage import (
+    Lineage,
+    LineageCurriculumStage,
+    LineageDataset,
+)
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -78,7 +82,9 @@ class Binding:
         return changed
 
 
-def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan) -> Lineage:
+def bind_run(
+    config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan
+) -> Lineage:
     """Decide what the run `config.runtime.name` is, or refuse its folder.
 
     The decision is written into lineage.json and config.yaml. A finished run with nothing left to
@@ -89,7 +95,9 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
             cannot be used.
     """
     before = RunFolder.of(config.runtime).read_lineage()
-    binding = Binding(config, dataset, plan, before, _lineage_of(config, dataset, before))
+    binding = Binding(
+        config, dataset, plan, before, _lineage_of(config, dataset, before)
+    )
     refused: list[ConfigError] = []
     for check in CHECKS:
         try:
@@ -100,7 +108,9 @@ def bind_run(config: PipelineConfig, dataset: DatasetRef, plan: EnvironmentPlan)
         raise refused[0]
     if refused:
         name = config.runtime.name
-        raise ConfigError(f"run {name} cannot be trained like this", list(map(str, refused)))
+        raise ConfigError(
+            f"run {name} cannot be trained like this", list(map(str, refused))
+        )
     _log_what_follows(binding)
     lineage = binding.now if before is None or binding.finished_at is None else before
     _write(binding.run, config, lineage)
@@ -115,7 +125,9 @@ def goes_back(resume: str, lineage: Lineage) -> bool:
     return resume not in checkpoints.RULES and resume != lineage.resumed_from
 
 
-def _lineage_of(config: PipelineConfig, dataset: DatasetRef, before: Lineage | None) -> Lineage:
+def _lineage_of(
+    config: PipelineConfig, dataset: DatasetRef, before: Lineage | None
+) -> Lineage:
     """The lineage of a run with these settings, which keeps what training has changed."""
     initial = initial_weights(config.train.init_from, before)
     vocabulary = (initial or dataset).vocab_size
@@ -124,13 +136,17 @@ def _lineage_of(config: PipelineConfig, dataset: DatasetRef, before: Lineage | N
     return Lineage(
         dataset=bound,
         text=dataset.text,
-        model=LlamaConfig(**config.model.architecture(vocabulary, dataset.sequence_length)),
+        model=LlamaConfig(
+            **config.model.architecture(vocabulary, dataset.sequence_length)
+        ),
         train=config.train,
         max_steps=max_steps,
         init_from=initial,
         loss_weights=_loss_weights(config.data),
         # More steps later do not send a run back to shorter rows.
-        curriculum_ends=before.curriculum_ends if before else _last_steps(config.data, max_steps),
+        curriculum_ends=before.curriculum_ends
+        if before
+        else _last_steps(config.data, max_steps),
         skipped_samples=before.skipped_samples if before else (),
         micro_batch_limit=before.micro_batch_limit if before else None,
         resumed_from=before.resumed_from if before else None,
@@ -144,7 +160,9 @@ def _bound_dataset(config: PipelineConfig, dataset: DatasetRef) -> LineageDatase
         )
         for stage, table in zip(config.data.curriculum, dataset.curriculum, strict=True)
     )
-    weights = {source.name: source.weight for source in config.data.sources if source.weight}
+    weights = {
+        source.name: source.weight for source in config.data.sources if source.weight
+    }
     return LineageDataset(
         path=dataset.path,
         digest=dataset.digest,
@@ -168,7 +186,9 @@ def refuse_other_run(binding: Binding) -> None:
     if before is None:
         return
     differences = [
-        *_differences(before.dataset.to_json(), now.dataset.to_json(), "dataset").values(),
+        *_differences(
+            before.dataset.to_json(), now.dataset.to_json(), "dataset"
+        ).values(),
         *_differences(before.model.to_dict(), now.model.to_dict(), "model").values(),
         *binding.changed_settings(Resume.FIXED),
     ]
@@ -272,12 +292,16 @@ def _write(run: RunFolder, config: PipelineConfig, lineage: Lineage) -> None:
 def _last_steps(data: DataConfig, max_steps: int) -> tuple[int, ...]:
     """The last step of each stage of data.curriculum, fractions counted of `max_steps`."""
     ends = [stage.until for stage in data.curriculum]
-    return tuple(end if isinstance(end, int) else max(1, round(end * max_steps)) for end in ends)
+    return tuple(
+        end if isinstance(end, int) else max(1, round(end * max_steps)) for end in ends
+    )
 
 
 def _warn_of_unused_curriculum(data: DataConfig, lineage: Lineage) -> None:
     for stage, last_step in zip(data.curriculum, lineage.curriculum_ends, strict=True):
-        log.info("sequences of %d tokens until step %d", stage.sequence_length, last_step)
+        log.info(
+            "sequences of %d tokens until step %d", stage.sequence_length, last_step
+        )
         if last_step >= lineage.max_steps:
             log.warning(
                 "data.curriculum: the stage of sequence_length=%d ends at step %d, "

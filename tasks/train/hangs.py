@@ -92,9 +92,13 @@ class HangDetector:
     clock: Callable[[], float] = time.monotonic
     statuses: list[RankStatus | None] = field(default_factory=list[RankStatus | None])
     longest: dict[str, float] = field(default_factory=dict[str, float])
-    newest: dict[int, HeartbeatRecord] = field(default_factory=dict[int, HeartbeatRecord])
+    newest: dict[int, HeartbeatRecord] = field(
+        default_factory=dict[int, HeartbeatRecord]
+    )
     silent_since: dict[int, float] = field(default_factory=dict[int, float])
-    published: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    published: dict[int, tuple[int, float]] = field(
+        default_factory=dict[int, tuple[int, float]]
+    )
     waited: dict[int, float] = field(default_factory=dict[int, float])
     polled_at: float = float("-inf")
     ended_at: float | None = None
@@ -136,7 +140,8 @@ class HangDetector:
         gap = max(0.0, now - self.polled_at - LONGEST_GAP) if self.silent_since else 0.0
         starved = self._starved()
         self.silent_since = {
-            rank: min(since + gap + starved, now) for rank, since in self.silent_since.items()
+            rank: min(since + gap + starved, now)
+            for rank, since in self.silent_since.items()
         }
         heartbeats: dict[int, HeartbeatRecord] = {}
         overdue = False
@@ -173,14 +178,18 @@ class HangDetector:
         if ended == self.world_size:
             self.ended_at = now if self.ended_at is None else self.ended_at + gap
             late = now - self.ended_at > self.limit("finish")
-            return "torchrun has not ended although all its ranks have" if late else None
+            return (
+                "torchrun has not ended although all its ranks have" if late else None
+            )
         if overdue and self._has_lost_rank(heartbeats):
             # The others wait for one that was killed: torchrun's end shows how the attempt ended.
             self.gone_at = now if self.gone_at is None else self.gone_at + gap
             overdue = now - self.gone_at > GONE_SECONDS
         return self._describe(heartbeats, now) if overdue else None
 
-    def _record_heartbeat(self, rank: int, heartbeat: HeartbeatRecord, is_measured: bool) -> None:
+    def _record_heartbeat(
+        self, rank: int, heartbeat: HeartbeatRecord, is_measured: bool
+    ) -> None:
         """Keep the newest heartbeat of a rank, and learn how long the phase before it took.
 
         Args:
@@ -189,7 +198,9 @@ class HangDetector:
         before = self.newest.get(rank)
         if before is not None and is_measured:
             seconds = heartbeat.time - before.time
-            self.longest[before.phase] = max(self.longest.get(before.phase, 0.0), seconds)
+            self.longest[before.phase] = max(
+                self.longest.get(before.phase, 0.0), seconds
+            )
         if before is not None and self._stage(before) != self._stage(heartbeat):
             self.longest.pop("compute", None)
         self.newest[rank] = heartbeat
@@ -201,7 +212,9 @@ class HangDetector:
         """Seconds since the last look in which a rank of this machine waited for a processor."""
         before = self.waited
         self.waited = {pid: waited_for_processor(pid) for pid in before}
-        return max((0.0, *(seconds - before[pid] for pid, seconds in self.waited.items())))
+        return max(
+            (0.0, *(seconds - before[pid] for pid, seconds in self.waited.items()))
+        )
 
     def _has_lost_rank(self, heartbeats: Iterable[int]) -> bool:
         """Whether the process of one of these ranks was on this machine and is gone.
@@ -209,7 +222,9 @@ class HangDetector:
         By their statuses, all of them run.
         """
         statuses = (self.statuses[rank] for rank in heartbeats)
-        return not all(is_alive(status.pid) for status in statuses if status and is_here(status))
+        return not all(
+            is_alive(status.pid) for status in statuses if status and is_here(status)
+        )
 
     def _describe(self, heartbeats: dict[int, HeartbeatRecord], now: float) -> str:
         """A sentence about the rank that holds up the others."""
@@ -222,14 +237,23 @@ class HangDetector:
 
         def progress(rank: int) -> tuple[int, int, bool, float]:
             step, phase, _ = heartbeats[rank]
-            return step, PHASES.index(phase), not self._is_stopped(rank), self.silent_since[rank]
+            return (
+                step,
+                PHASES.index(phase),
+                not self._is_stopped(rank),
+                self.silent_since[rank],
+            )
 
         # In the earliest step and phase; of several, one whose process is stopped, else the longest
         # silent one.
         rank = min(heartbeats, key=progress)
         step, phase, _ = heartbeats[rank]
         status = self.statuses[rank]
-        host = f" on {status.host} (node {status.node})" if status and not is_here(status) else ""
+        host = (
+            f" on {status.host} (node {status.node})"
+            if status and not is_here(status)
+            else ""
+        )
         stopped = " (the process is stopped)" if self._is_stopped(rank) else ""
         silence = now - self.silent_since[rank]
         return (
@@ -243,7 +267,11 @@ class HangDetector:
         The number of an ended process may be another one's by now.
         """
         status = self.statuses[rank]
-        is_local = status is not None and is_here(status) and is_rank(status.pid, self.attempt_dir)
+        is_local = (
+            status is not None
+            and is_here(status)
+            and is_rank(status.pid, self.attempt_dir)
+        )
         return status.pid if status and is_local else 0
 
     def _is_stopped(self, rank: int) -> bool:

@@ -45,7 +45,9 @@ FREE = {
 ANNOUNCED = {"rope_theta", "rope_scaling"}
 
 
-def initial_weights(init_from: str | None, lineage: Lineage | None = None) -> InitialWeights | None:
+def initial_weights(
+    init_from: str | None, lineage: Lineage | None = None
+) -> InitialWeights | None:
     """The weights that a run starts from: the folder of `train.init_from`, None without one.
 
     Where the folder is gone, a run that has begun uses what its lineage records: its checkpoints
@@ -102,7 +104,9 @@ def refuse_unlike(initial: InitialWeights, model: LlamaConfig, dataset: Path) ->
     if model.memory_maps or model.attention != "infini":
         imported["memory_maps"] = model.memory_maps
     differing = [
-        name for name in configured if name not in FREE and configured[name] != imported[name]
+        name
+        for name in configured
+        if name not in FREE and configured[name] != imported[name]
     ]
     lines = [
         f"model.{name}: {configured[name]} here, {imported[name]} there"

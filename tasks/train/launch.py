@@ -34,7 +34,9 @@ log = logging.getLogger("infini_llama.train")
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
 # An exception and the first line of its message, but not torchrun's own about a worker, which a
 # summary follows.
-EXCEPTION = re.compile(r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE)
+EXCEPTION = re.compile(
+    r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE
+)
 # File in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous.
 SLURM_STEP = "slurm-step"
 
@@ -50,8 +52,15 @@ def torchrun_command(
     """
     # Without an address, torchrun and its workers use the host's name, which other machines, and
     # this one, may not resolve.
-    local_address = endpoint.address if is_host else own_address_towards(endpoint.address)
-    command = [sys.executable, "-m", "infini_llama.tasks.train.torchrun", "--max-restarts=0"]
+    local_address = (
+        endpoint.address if is_host else own_address_towards(endpoint.address)
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "infini_llama.tasks.train.torchrun",
+        "--max-restarts=0",
+    ]
     # Else it leaves a folder in TMPDIR. Not the null device: torchrun would follow that with
     # threads, which a second signal keeps from ending, and torchrun with them.
     command.append(f"--log-dir={attempt_dir / 'torchrun'}")
@@ -67,12 +76,16 @@ def torchrun_command(
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
-def torchrun_environment(variables: dict[str, str], grace_period: float) -> dict[str, str]:
+def torchrun_environment(
+    variables: dict[str, str], grace_period: float
+) -> dict[str, str]:
     """The environment of torchrun: this process's and `variables`.
 
     PET_* is left out: torchrun would read it as its own options.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("PET_")
+    }
     forced = {
         # After a signal; after a rank's failure it is 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),
@@ -97,7 +110,13 @@ def spawn(
     """
     with log_file.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, exec_wrapper.__file__, "SIGTERM", str(os.getpid()), *command],
+            [
+                sys.executable,
+                exec_wrapper.__file__,
+                "SIGTERM",
+                str(os.getpid()),
+                *command,
+            ],
             env=variables,
             stdin=lock_fds[0] if lock_fds else subprocess.DEVNULL,
             pass_fds=lock_fds[1:],
@@ -147,7 +166,10 @@ class TorchrunWorkers:
         environment = torchrun_environment(variables | plan.env, grace_period)
         launcher = settings.started_by
         path = environment.get("PATH", "")
-        if not launcher.has_local_workers and shutil.which(command[0], path=path) is None:
+        if (
+            not launcher.has_local_workers
+            and shutil.which(command[0], path=path) is None
+        ):
             raise launcher.not_installed()
         process = spawn(command, attempt_dir / "torchrun.log", environment, lock_fds)
         return cls(process, attempt_dir, plan.world_size, plan.nnodes)
@@ -244,7 +266,9 @@ class TorchrunWorkers:
 
     def log(self) -> str:
         """The output of torchrun."""
-        return (self.attempt_dir / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+        return (self.attempt_dir / "torchrun.log").read_text(
+            encoding="utf-8", errors="replace"
+        )
 
 
 @dataclass(frozen=True)
@@ -272,12 +296,19 @@ class SrunWorkers(TorchrunWorkers):
             "--export=ALL",
             f"--chdir={attempt_dir}",
         ]
-        asks_for_gpus = any(option.startswith(("--gpus", "--gres")) for option in options)
+        asks_for_gpus = any(
+            option.startswith(("--gpus", "--gres")) for option in options
+        )
         allocates_nodes = settings.started_by.allocates_nodes(os.environ)
         if plan.device == "cuda" and allocates_nodes and not asks_for_gpus:
             command.append(f"--gpus-per-node={plan.nproc_per_node}")
         # Started once on each node, where it becomes torchrun.
-        node = [sys.executable, "-m", "infini_llama.tasks.train.nodes", str(attempt_dir)]
+        node = [
+            sys.executable,
+            "-m",
+            "infini_llama.tasks.train.nodes",
+            str(attempt_dir),
+        ]
         return [*command, *options, *node], {}
 
     @classmethod
@@ -312,7 +343,9 @@ class SrunWorkers(TorchrunWorkers):
             return
         until = time.monotonic() + SRUN_END_SECONDS
         while time.monotonic() < until:
-            running_steps = _slurm("squeue", "--steps", "--noheader", "--format=%i").split()
+            running_steps = _slurm(
+                "squeue", "--steps", "--noheader", "--format=%i"
+            ).split()
             if step not in running_steps:
                 break
             _slurm("scancel", "--signal=KILL", step)
@@ -346,4 +379,7 @@ def _slurm(*command: str) -> str:
 
 
 # The class of each launcher of configs/launchers.py.
-WORKERS: dict[str, type[TorchrunWorkers]] = {"local": TorchrunWorkers, "srun": SrunWorkers}
+WORKERS: dict[str, type[TorchrunWorkers]] = {
+    "local": TorchrunWorkers,
+    "srun": SrunWorkers,
+}

@@ -78,10 +78,17 @@ def _steps_of_tokens(
     batch = config.train.global_batch_size
     # One of the three lengths is set.
     assert max_tokens is not None
-    if before and (before.train.max_tokens, before.train.global_batch_size) == (max_tokens, batch):
+    if before and (before.train.max_tokens, before.train.global_batch_size) == (
+        max_tokens,
+        batch,
+    ):
         # Counted anew, they could be others: the ends of its stages are rounded.
         return before.max_steps
-    ends = before.curriculum_ends if before else [stage.until for stage in config.data.curriculum]
+    ends = (
+        before.curriculum_ends
+        if before
+        else [stage.until for stage in config.data.curriculum]
+    )
     targets = _targets_per_step(config, dataset, weights)
     if not targets[-1]:
         raise ConfigError(
@@ -92,7 +99,9 @@ def _steps_of_tokens(
     return _steps_to_targets(count(max_tokens), targets, exact_ends)
 
 
-def _steps_to_targets(number: int, targets: Sequence[Fraction], ends: Sequence[Fraction]) -> int:
+def _steps_to_targets(
+    number: int, targets: Sequence[Fraction], ends: Sequence[Fraction]
+) -> int:
     """Steps until `number` targets.
 
     Args:
@@ -120,9 +129,14 @@ def _targets_per_step(
     """Targets of a step, on average, in each stage of data.curriculum, and after them."""
     targets: list[Fraction] = []
     folder = config.runtime.home.resolve() / dataset.path
-    for table in (*(stage.row_table for stage in dataset.curriculum), dataset.row_table):
+    for table in (
+        *(stage.row_table for stage in dataset.curriculum),
+        dataset.row_table,
+    ):
         reader = TokenReader(folder, table, "train", verify_on_read=True)
-        rows = config.train.global_batch_size * (dataset.sequence_length // reader.sequence_length)
+        rows = config.train.global_batch_size * (
+            dataset.sequence_length // reader.sequence_length
+        )
         targets.append(rows * _targets_of_row(reader, weights))
     return targets
 

@@ -27,7 +27,10 @@ def unchanged_after_progress(attempt: AttemptPlan, outcome: Outcome) -> Lineage 
             attempt.from_step,
         )
         return None
-    log.warning("the workers received a stop signal and %s; resuming immediately", outcome.message)
+    log.warning(
+        "the workers received a stop signal and %s; resuming immediately",
+        outcome.message,
+    )
     return attempt.lineage
 
 
@@ -77,7 +80,9 @@ def rolled_back(attempt: AttemptPlan, outcome: Outcome) -> Lineage | None:
     log.warning("diverged: %s", outcome.message)
     error = outcome.error
     # Every diverged rank reports both.
-    assert error is not None and error.first_skip is not None and error.samples is not None
+    assert (
+        error is not None and error.first_skip is not None and error.samples is not None
+    )
     run = RunFolder(attempt.run_dir)
     limit = attempt.config.runtime.max_rollbacks
     before = attempt.lineage.skipped_samples
@@ -90,7 +95,9 @@ def rolled_back(attempt: AttemptPlan, outcome: Outcome) -> Lineage | None:
                 "the run diverged again from its start; nothing older exists to roll back to"
             )
             return None
-        log.warning("%s was rolled back to before; an older checkpoint is used", good.name)
+        log.warning(
+            "%s was rolled back to before; an older checkpoint is used", good.name
+        )
         good, first = _newest_until(attempt, checkpoints.step_of(good) - 1)
         before = before[:-1]
     elif len(before) >= limit:
@@ -138,7 +145,8 @@ def _newest_until(attempt: AttemptPlan, step: int) -> tuple[Path | None, int]:
     resume = attempt.config.runtime.resume
     good = checkpoints.newest_with_damaged_moved_aside(own, step)
     is_of_another = (
-        resume not in checkpoints.RULES and Path(resume).parent.resolve() != own.resolve()
+        resume not in checkpoints.RULES
+        and Path(resume).parent.resolve() != own.resolve()
     )
     start = good or (Path(resume) if is_of_another else None)
     samples = checkpoints.read_state(start).samples if start else 0

@@ -61,7 +61,9 @@ def hold_run(
         yield LockedRun((lock,), poll)
 
 
-def local_gpus(environment: EnvironmentConfig, plan: EnvironmentPlan) -> tuple[int, ...]:
+def local_gpus(
+    environment: EnvironmentConfig, plan: EnvironmentPlan
+) -> tuple[int, ...]:
     """Numbers of this machine's GPUs that the workers use."""
     return plan.gpus if environment.started_by.has_local_workers else ()
 

@@ -70,7 +70,9 @@ def node_environment(plan: EnvironmentPlan, endpoint: Endpoint) -> dict[str, str
     return gloo_interface(endpoint) | stored
 
 
-def join(run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT) -> int:
+def join(
+    run: RunFolder, master_addr: str | None = None, timeout: float = JOIN_TIMEOUT
+) -> int:
     """Take part in one attempt after the other until the supervisor has ended the run.
 
     The supervisor is the command on node 0. This function waits while another attempt may follow
@@ -132,7 +134,9 @@ def _continues(run: RunFolder, code: int, is_supervised: bool) -> bool:
 
 def _open_attempt(run: RunFolder) -> Path | None:
     """The newest attempt, if its end is not on record."""
-    folders = [folder for folder in attempt_folders(run) if attempt_plan_path(folder).exists()]
+    folders = [
+        folder for folder in attempt_folders(run) if attempt_plan_path(folder).exists()
+    ]
     recorded = {record.attempt for record in read_attempts(run)}
     is_open = bool(folders) and number_of(folders[-1]) not in recorded
     return folders[-1] if is_open else None
@@ -144,7 +148,9 @@ def _is_reachable(endpoint: Endpoint, since: float) -> bool:
     After half a minute without one, the reason is logged.
     """
     try:
-        with socket.create_connection((endpoint.address, endpoint.port), timeout=CONNECT_SECONDS):
+        with socket.create_connection(
+            (endpoint.address, endpoint.port), timeout=CONNECT_SECONDS
+        ):
             return True
     except OSError as fault:
         seconds = time.monotonic() - since
@@ -176,12 +182,17 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     variables = node_environment(attempt.plan, endpoint)
     environment = torchrun_environment(variables, attempt.grace_period)
     process = spawn(command, output, environment, lock_fds=[])
-    workers = TorchrunWorkers(process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes)
+    workers = TorchrunWorkers(
+        process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes
+    )
     try:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
             workers.wait(POLL_SECONDS)
     except BaseException as requested:
-        log.warning("stop requested; waiting up to %.0f s for a checkpoint", attempt.grace_period)
+        log.warning(
+            "stop requested; waiting up to %.0f s for a checkpoint",
+            attempt.grace_period,
+        )
         workers.stop(attempt.grace_period)
         raise Preempted(
             "this node received a stop signal and its workers have ended; "
@@ -207,9 +218,13 @@ def become_torchrun(attempt_dir: Path) -> NoReturn:
     is_host = os.environ.get(launcher.node_rank, "0") == "0"
     if is_host:
         WORKERS[launcher.name].record_job(attempt_dir)
-    endpoint = host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
+    endpoint = (
+        host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
+    )
     command = torchrun_command(attempt_dir, plan, endpoint, is_host)
-    environment = torchrun_environment(node_environment(plan, endpoint), attempt.grace_period)
+    environment = torchrun_environment(
+        node_environment(plan, endpoint), attempt.grace_period
+    )
     environment[LAUNCHER] = str(os.getpid())
     # It is for the ranks, which install a handler; torchrun would end.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -218,7 +233,9 @@ def become_torchrun(attempt_dir: Path) -> NoReturn:
 
 def main() -> int:
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
     )
     try:
         become_torchrun(Path(sys.argv[1]))

@@ -98,22 +98,32 @@ def _reported(evidence: Evidence) -> Outcome:
     statuses = evidence.statuses
     logs = evidence.log_folder
     written = [status for status in statuses if status]
-    if len(written) == len(statuses) and all(status.state == "done" for status in written):
+    if len(written) == len(statuses) and all(
+        status.state == "done" for status in written
+    ):
         return Outcome("done", ExitCode.FINISHED, "finished", written[0].step)
     failed = sorted(
-        (status for status in written if status.state == "failed"), key=lambda status: status.time
+        (status for status in written if status.state == "failed"),
+        key=lambda status: status.time,
     )
-    causes = [status for status in failed if not (status.error and status.error.peer_lost)]
+    causes = [
+        status for status in failed if not (status.error and status.error.peer_lost)
+    ]
     if causes:
         return _failed(causes[0], logs)
     silent = [
-        rank for rank, status in enumerate(statuses) if status is None or status.state == "running"
+        rank
+        for rank, status in enumerate(statuses)
+        if status is None or status.state == "running"
     ]
     preempted = [status for status in written if status.state == "preempted"]
     if preempted and not failed and not silent:
         step = preempted[0].step
         return Outcome(
-            "preempted", ExitCode.PREEMPTED, f"saved a checkpoint and stopped at step {step}", step
+            "preempted",
+            ExitCode.PREEMPTED,
+            f"saved a checkpoint and stopped at step {step}",
+            step,
         )
     if failed and not silent:
         return _failed(failed[0], logs)
@@ -121,9 +131,7 @@ def _reported(evidence: Evidence) -> Outcome:
         message = f"torchrun was killed by signal {-returncode}; logs are in {logs}."
     elif silent and not written:
         hint = f": {evidence.hint.rstrip('.')}" if evidence.hint else ""
-        message = (
-            f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
-        )
+        message = f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
     elif silent:
         ranks = ", ".join(map(str, silent))
         message = (
@@ -143,7 +151,9 @@ def _failed(status: RankStatus, log_folder: str) -> Outcome:
     error = status.error or RankError(type="unknown", message="it did not report why")
     log = f"{log_folder}/rank-{status.rank}.log"
     message = f"rank {status.rank}: {error.message} (log: {log})"
-    return Outcome("failed", status.code, message, status.step, status.rank, status.error)
+    return Outcome(
+        "failed", status.code, message, status.step, status.rank, status.error
+    )
 
 
 def error_of(outcome: Outcome) -> PipelineError:

@@ -11,7 +11,12 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage
-from infini_llama.tasks.records.metrics import MetricsLine, StartTime, TrainLine, ValidationLine
+from infini_llama.tasks.records.metrics import (
+    MetricsLine,
+    StartTime,
+    TrainLine,
+    ValidationLine,
+)
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.runs import checkpoints
@@ -48,7 +53,9 @@ def plan_attempt(
     if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
         # The rule holds for the first attempt of a command.
         resume = "auto"
-    chosen = checkpoints.choose_and_abandon_newer(run.checkpoints, resume, lineage.resumed_from)
+    chosen = checkpoints.choose_and_abandon_newer(
+        run.checkpoints, resume, lineage.resumed_from
+    )
     state = None if chosen is None else checkpoints.read_state(chosen)
     from_step = 0 if state is None else state.step
     if chosen is not None and state is not None:
@@ -92,7 +99,9 @@ def since_evaluation(lines: list[MetricsLine], step: int) -> float:
         lines: of metrics.jsonl; those of later steps are of work that is lost.
     """
     kept = [line for line in lines if line.step <= step]
-    last = max((line.step for line in kept if isinstance(line, ValidationLine)), default=0)
+    last = max(
+        (line.step for line in kept if isinstance(line, ValidationLine)), default=0
+    )
     return sum(
         line.step_time + line.save_time + (line.report_time or 0.0)
         for line in kept
@@ -100,7 +109,9 @@ def since_evaluation(lines: list[MetricsLine], step: int) -> float:
     )
 
 
-def plan_next_attempt(before: AttemptPlan, lineage: Lineage | None = None) -> AttemptPlan:
+def plan_next_attempt(
+    before: AttemptPlan, lineage: Lineage | None = None
+) -> AttemptPlan:
     """The attempt after `before`, from the newest valid checkpoint.
 
     Checkpoints are moved as by `plan_attempt`.
@@ -176,7 +187,9 @@ def _warn_of_differences(
         )
 
 
-def _refuse_foreign_end(run: RunFolder, chosen: Path, step: int, max_steps: int) -> None:
+def _refuse_foreign_end(
+    run: RunFolder, chosen: Path, step: int, max_steps: int
+) -> None:
     """Refuse another run's checkpoint after which no step is trained.
 
     This run would have no checkpoint.

@@ -45,13 +45,20 @@ class Progress:
     """
 
     def __init__(
-        self, run: RunFolder, attempt_dir: Path, max_steps: int, logging_steps: int, ranks: int = 1
+        self,
+        run: RunFolder,
+        attempt_dir: Path,
+        max_steps: int,
+        logging_steps: int,
+        ranks: int = 1,
     ) -> None:
         self.run = run
         self.max_steps = max_steps
         self.logging_steps = logging_steps
         self.metrics = NewLines(run.metrics)
-        self.rank_logs = [NewLines(attempt_dir / f"rank-{rank}.log") for rank in range(ranks)]
+        self.rank_logs = [
+            NewLines(attempt_dir / f"rank-{rank}.log") for rank in range(ranks)
+        ]
         self.warnings = set[bytes]()
         self.checkpoint_step = checkpoints.latest_step(run.checkpoints)
         self.steps_seen = 0
@@ -108,7 +115,9 @@ class Progress:
         due = line.step % self.logging_steps == 0 or line.step == self.max_steps
         drawn = math.nan if line.loss is None else line.loss
         progress = Reached(line.step, self.max_steps, "steps", due, drawn)
-        log.log(logging.INFO if due else logging.DEBUG, text, extra={"progress": progress})
+        log.log(
+            logging.INFO if due else logging.DEBUG, text, extra={"progress": progress}
+        )
         self.steps_seen += 1
         left = (self.max_steps - line.step) * line.step_time
         if self.steps_seen == 2 and left >= SHORT:
@@ -121,4 +130,6 @@ class Progress:
         step = checkpoints.step_of(newest)
         if step > self.checkpoint_step:
             self.checkpoint_step = step
-            log.info("checkpoint committed at step %d", step, extra={"checkpoint": step})
+            log.info(
+                "checkpoint committed at step %d", step, extra={"checkpoint": step}
+            )

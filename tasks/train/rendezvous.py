@@ -51,7 +51,9 @@ def host_rendezvous(attempt_dir: Path, plan: EnvironmentPlan) -> Endpoint:
 
 def _free_port(plan: EnvironmentPlan) -> int:
     try:
-        with socket.create_server(("", 0 if plan.port == "auto" else plan.port)) as free:
+        with socket.create_server(
+            ("", 0 if plan.port == "auto" else plan.port)
+        ) as free:
             port: int = free.getsockname()[1]
     except OSError as fault:
         raise PipelineError(
@@ -81,7 +83,9 @@ def gloo_interface(endpoint: Endpoint) -> dict[str, str]:
     NCCL has no such variable here: it chooses among the interfaces, and looks up no name.
     """
     if endpoint.address == LOOPBACK:
-        interfaces = [name for _, name in socket.if_nameindex() if name in LOOPBACK_NAMES]
+        interfaces = [
+            name for _, name in socket.if_nameindex() if name in LOOPBACK_NAMES
+        ]
     else:
         # That of the route to node 0; on node 0 itself, which is reached by its own address, the
         # one that has it.
@@ -139,6 +143,8 @@ def own_address() -> str | None:
 
     None where it has only the loopback's.
     """
-    outward = own_address_towards("192.0.2.1")  # TEST-NET-1 (RFC 5737): takes the default route
+    outward = own_address_towards(
+        "192.0.2.1"
+    )  # TEST-NET-1 (RFC 5737): takes the default route
     all_addresses = list(addresses().values())
     return outward if outward in all_addresses else next(iter(all_addresses), None)

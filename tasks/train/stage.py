@@ -21,7 +21,13 @@ from infini_llama.tasks.storage.locks import Busy
 from infini_llama.tasks.train.attempt import attempts_until_finished
 from infini_llama.tasks.train.attempt_folder import record_killed_attempts
 from infini_llama.tasks.train.binding import bind_run, goes_back
-from infini_llama.tasks.train.locking import LockedRun, hold_gpus, hold_run, identities, local_gpus
+from infini_llama.tasks.train.locking import (
+    LockedRun,
+    hold_gpus,
+    hold_run,
+    identities,
+    local_gpus,
+)
 from infini_llama.tasks.train.planning import is_first_of_command, plan_attempt
 
 log = logging.getLogger("infini_llama.train")
@@ -65,20 +71,34 @@ def train(
         lineage = bind_run(config, dataset, plan)
         record_killed_attempts(run)
         reader = RunReader(run.path)
-        is_finished = reader.result is not None and not goes_back(config.runtime.resume, lineage)
+        is_finished = reader.result is not None and not goes_back(
+            config.runtime.resume, lineage
+        )
         # A finished run keeps the record of the environment that it was trained in.
         if not is_finished or reader.environment is None:
             run.write(run.environment, environment.record)
         if is_finished:
-            if config.runtime.resume == "never" and is_first_of_command(run, invocation):
+            if config.runtime.resume == "never" and is_first_of_command(
+                run, invocation
+            ):
                 checkpoints.refuse_any(run.checkpoints)
             summary = write_summary(run)
-            log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
+            log.info(
+                "run %s is finished: %d steps, nothing to do",
+                summary.run,
+                summary.steps,
+            )
             return changed(summary, already_finished=True)
-        gpus = identities(environment.record.facts, local_gpus(config.environment, plan))
+        gpus = identities(
+            environment.record.facts, local_gpus(config.environment, plan)
+        )
         with hold_gpus(gpus, locked.poll) as gpu_locks:
-            attempt = plan_attempt(config, dataset, plan, lineage, invocation, verify_on_read)
-            attempts_until_finished(attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll))
+            attempt = plan_attempt(
+                config, dataset, plan, lineage, invocation, verify_on_read
+            )
+            attempts_until_finished(
+                attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll)
+            )
             return write_summary(run)
 
 

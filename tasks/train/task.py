@@ -32,7 +32,9 @@ from infini_llama.tasks.train.locking import local_gpus
 from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
-MOST_RETRIES = 1000  # Prefect counts all retries together; `Retries` limits those without progress
+MOST_RETRIES = (
+    1000  # Prefect counts all retries together; `Retries` limits those without progress
+)
 # A global concurrency limit, in force where `deploy --gpus` has made it.
 GPU_LIMIT = "infini-llama-gpu"
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed
@@ -45,7 +47,12 @@ GPU_LEASE = 60.0
 RUN_LEASE = 3600.0
 
 
-@task(name="train", task_run_name="train-{page.run}", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="train",
+    task_run_name="train-{page.run}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def train(
     config: PipelineConfig,
     dataset: DatasetRef,
@@ -63,7 +70,12 @@ def train(
         gpus = local_gpus(config.environment, environment.plan)
         with _gpu_slots(len(gpus)), _progress(page):
             return stage.train(
-                config, dataset, environment, invocation, verify_on_read, _raise_if_suspended
+                config,
+                dataset,
+                environment,
+                invocation,
+                verify_on_read,
+                _raise_if_suspended,
             )
     except Preempted as stopped:
         if isinstance(stopped.__cause__, TerminationSignal):
@@ -88,7 +100,9 @@ def with_retries(retries: Retries) -> Task[..., RunSummary]:
             task.retry_delay_seconds = delay
         return delay is not None
 
-    return train.with_options(retries=MOST_RETRIES, retry_condition_fn=set_delay_if_retried)
+    return train.with_options(
+        retries=MOST_RETRIES, retry_condition_fn=set_delay_if_retried
+    )
 
 
 @contextlib.contextmanager
@@ -190,7 +204,10 @@ def _gpu_slots(slots: int) -> Generator[None]:
     # A lease that cannot be renewed is no reason to end healthy training. The argument for that is
     # documented.
     with concurrency(
-        GPU_LIMIT, occupy=slots, lease_duration=GPU_LEASE, raise_on_lease_renewal_failure=False
+        GPU_LIMIT,
+        occupy=slots,
+        lease_duration=GPU_LEASE,
+        raise_on_lease_renewal_failure=False,
     ):
         yield
 

@@ -23,7 +23,11 @@ from xxhash import xxh3_128_digest
 
 from infini_llama.configs.errors import DataError, tokenizer_faults
 from infini_llama.tasks.machine import Machine, usable_cores
-from infini_llama.tasks.preprocess.rows.tables import build_table, lengths_by_source, row_table_key
+from infini_llama.tasks.preprocess.rows.tables import (
+    build_table,
+    lengths_by_source,
+    row_table_key,
+)
 from infini_llama.tasks.preprocess.tokens.dataset import first_alike
 from infini_llama.tasks.preprocess.tokens.shards import (
     entropy_bits,
@@ -145,7 +149,11 @@ def verify(
     files = [file for manifest in manifests for file in manifest.files.values()]
     total = sum(file.size for file in files)
     checksums = level == "deep" or total <= full_below
-    run("token files", partial(_files, dataset, "dataset", checksums, reference.digest), dataset)
+    run(
+        "token files",
+        partial(_files, dataset, "dataset", checksums, reference.digest),
+        dataset,
+    )
     for table, digest in tables.items():
         run("row files", partial(_files, table, ROW_TABLES, checksums, digest), table)
     run("tokenizer", partial(_tokenizer, dataset), dataset)
@@ -191,7 +199,9 @@ def _manifest_of_rows(dataset: Path, table: Path) -> str:
     manifest = read_row_table(table)
     key = row_table_key(manifest.content, read_dataset(dataset).meta.key)[:12]
     if key != table.name:
-        raise Damaged(f"{table} holds the row table with key {key}, which is not its name.")
+        raise Damaged(
+            f"{table} holds the row table with key {key}, which is not its name."
+        )
     return f"{table.name}: {len(manifest.files)} files"
 
 
@@ -236,7 +246,9 @@ def _tokens(dataset: Path) -> str:
     for split in SPLITS:
         _check_split(dataset, split, content)
         for source in content[split].sources:
-            shards = [shard for shard in content[split].shards if shard.source == source.name]
+            shards = [
+                shard for shard in content[split].shards if shard.source == source.name
+            ]
             documents = sum(shard.documents for shard in shards)
             tokens = sum(shard.tokens for shard in shards)
             if (documents, tokens) != (source.documents, source.tokens):
@@ -259,7 +271,9 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     tokens = accumulate((shard.tokens for shard in facts.shards), initial=0)
     threads = min(MOST_THREADS, usable_cores(Machine()))
     with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
-        checked = pool.map(partial(_check_shard, dataset, content), facts.shards, documents, tokens)
+        checked = pool.map(
+            partial(_check_shard, dataset, content), facts.shards, documents, tokens
+        )
         for number, (shard_lengths, shard_counts) in enumerate(checked, start=1):
             lengths.append(shard_lengths)
             counts += shard_counts
@@ -277,7 +291,9 @@ def _check_split(dataset: Path, split: str, content: DatasetContent) -> None:
     )
     stated = tuple(getattr(facts, name) for name in names)
     stated_bits = facts.unigram_entropy_bits
-    if counted != stated or not np.isclose(entropy_bits(counts), stated_bits, rtol=1e-9, atol=0):
+    if counted != stated or not np.isclose(
+        entropy_bits(counts), stated_bits, rtol=1e-9, atol=0
+    ):
         raise Damaged(
             f"{dataset / split} has {', '.join(names)} of {counted} and an entropy of "
             f"{entropy_bits(counts)} bits per token; the manifest says {stated} and "
@@ -319,14 +335,18 @@ def _check_shard(
         of_manifest = dict(zip(names, stated, strict=True))
         raise Damaged(f"{path} has {of_shard}; the manifest says {of_manifest}.")
     if values.dtype != content.dtype:
-        raise Damaged(f"{path} holds {values.dtype}; the manifest says {content.dtype}.")
+        raise Damaged(
+            f"{path} holds {values.dtype}; the manifest says {content.dtype}."
+        )
     if values.max() >= content.vocab_size:
         raise Damaged(
             f"{path} has token {values.max()}, beyond the vocabulary of {content.vocab_size}."
         )
     lengths = np.diff(offsets)
     if offsets[0] != 0 or offsets[-1] != len(values) or (lengths <= 0).any():
-        raise Damaged(f"{path} has document offsets that do not ascend from 0 to its end.")
+        raise Damaged(
+            f"{path} has document offsets that do not ascend from 0 to its end."
+        )
     if not _end_once(content, values, offsets):
         raise Damaged(
             f"{path} has documents that do not end with the one end-of-text token they should have."
@@ -354,7 +374,9 @@ def _rows(dataset: Path, table: Path) -> str:
     content = read_row_table(table).content
     for split in SPLITS:
         lengths = lengths_by_source(dataset, splits[split].shards)
-        expected = build_table(lengths, content.strategy, content.sequence_length, content.stride)
+        expected = build_table(
+            lengths, content.strategy, content.sequence_length, content.stride
+        )
         for name, array in expected.arrays.items():
             stored = map_array(table / f"{split}.{name}.npy")
             if stored.dtype != array.dtype or not np.array_equal(stored, array):
@@ -363,7 +385,11 @@ def _rows(dataset: Path, table: Path) -> str:
                     f"{split}."
                 )
         rows = content.rows[split]
-        stated = content.sources[split] if content.sources else (SourceRows(name="", rows=rows),)
+        stated = (
+            content.sources[split]
+            if content.sources
+            else (SourceRows(name="", rows=rows),)
+        )
         if expected.rows != rows or expected.sources != stated:
             counted = {source.name: source.rows for source in expected.sources}
             written = {source.name: source.rows for source in stated}
@@ -455,7 +481,8 @@ def _text(dataset: Path, units: Path) -> str:
                 unknown += 1
     compared = f"every byte counted; {documents} documents decoded and encoded again"
     unlike = sum(
-        len(of_unit - _known(unit / DOCUMENTS, of_unit)) for unit, of_unit in hashes.items()
+        len(of_unit - _known(unit / DOCUMENTS, of_unit))
+        for unit, of_unit in hashes.items()
     )
     if unlike:
         raise Damaged(
@@ -468,7 +495,9 @@ def _text(dataset: Path, units: Path) -> str:
             "part"
         )
     words = (
-        f", but not those of {unknown}, whose units were removed or used in part" if unknown else ""
+        f", but not those of {unknown}, whose units were removed or used in part"
+        if unknown
+        else ""
     )
     return f"{compared}, with the hashes of the text that was read{words}"
 
@@ -506,7 +535,9 @@ def _text_of(encoder: Tokenizer, document: _Document, sizes: np.ndarray) -> str 
     """
     with tokenizer_faults():
         text = encoder.decode(document.ids.tolist(), skip_special_tokens=False)
-        again = encode_spans(reference(encoder), [text.encode()], [_spans(document, sizes)])
+        again = encode_spans(
+            reference(encoder), [text.encode()], [_spans(document, sizes)]
+        )
     is_same = np.array_equal(again.ids, document.ids)
     has_same_targets = np.array_equal(again.targets[:-1], document.targets)
     return text if is_same and has_same_targets else None
@@ -549,7 +580,8 @@ def _leakage(dataset: Path) -> str:
     held_out = len(tables[0])
     pairs = first_alike(tables, sum(map(len, tables)))
     leaked = sum(
-        int(((numbers >= held_out) & (first < held_out)).sum()) for numbers, first in pairs
+        int(((numbers >= held_out) & (first < held_out)).sum())
+        for numbers, first in pairs
     )
     if not read_dataset(dataset).content.lossless:
         # The split is by text, and this tokenizer gives several texts the same tokens ("The",
@@ -570,5 +602,8 @@ def _hashes(dataset: Path, split: str) -> np.ndarray:
     hashes = list[bytes]()
     for shard in read_dataset(dataset).content[split].shards:
         offsets, values = map_shard(dataset / shard.file)
-        hashes += [xxh3_128_digest(values[start:end].tobytes()) for start, end in pairwise(offsets)]
+        hashes += [
+            xxh3_128_digest(values[start:end].tobytes())
+            for start, end in pairwise(offsets)
+        ]
     return np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 16)

@@ -30,7 +30,9 @@ def verify_data(
     report = verify(reference, home, level)
     with best_effort("the dataset's card"):
         create_markdown_artifact(
-            markdown(dataset_document(describe(home / reference.path), report, reference)),
+            markdown(
+                dataset_document(describe(home / reference.path), report, reference)
+            ),
             key=page.key("dataset"),
             description=f"The dataset that run {page.run} trains on",
         )

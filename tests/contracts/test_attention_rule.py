@@ -7,7 +7,9 @@ from typing import Any
 
 from infini_llama.tasks.patch_environment.plan import BLOCKED_TOKENS
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "attention-backends.json"
+RESULTS = (
+    Path(__file__).parents[2] / "benchmarks" / "results" / "attention-backends.json"
+)
 
 
 def faster_lengths() -> dict[tuple[str, int, bool, bool], dict[int, bool]]:
@@ -25,7 +27,9 @@ def faster_lengths() -> dict[tuple[str, int, bool, bool], dict[int, bool]]:
                 lengths = found[row["precision"], row["threads"], keeps, documents]
                 lengths[row["length"]] = lengths.get(row["length"], True) and faster
     with_documents = {
-        (row["precision"], row["threads"], row["length"]) for row in rows if row["document"]
+        (row["precision"], row["threads"], row["length"])
+        for row in rows
+        if row["document"]
     }
     return {
         (precision, threads, keeps, documents): {
@@ -56,4 +60,6 @@ def test_blocked_attention_is_used_exactly_where_all_stored_rounds_agree():
             elif expected:
                 break
         used = BLOCKED_TOKENS.get(key)
-        assert used == ((expected[0], expected[-1]) if expected else None), f"{key}: {stored[key]}"
+        assert used == ((expected[0], expected[-1]) if expected else None), (
+            f"{key}: {stored[key]}"
+        )

@@ -51,13 +51,19 @@ def beside_every_class(c: str) -> str:
 
 def with_marks(c: str) -> str:
     """Also with marks, which the normalizer NFC orders and composes."""
-    return beside_every_class(c) + "".join(f"e{c}{mark}" for mark in MARKS) + f" e\u0301{c}\u0316"
+    return (
+        beside_every_class(c)
+        + "".join(f"e{c}{mark}" for mark in MARKS)
+        + f" e\u0301{c}\u0316"
+    )
 
 
 def differing(tokenizer: Tokenizer, text_with: Callable[[str], str]) -> set[int]:
     """The characters in whose text the two engines find other tokens."""
     fast, slow = gigatoken_of(tokenizer.to_str()), reference(tokenizer)
-    characters = [number for number in range(0x80, BEYOND) if not 0xD800 <= number < 0xE000]
+    characters = [
+        number for number in range(0x80, BEYOND) if not 0xD800 <= number < 0xE000
+    ]
     found = set[int]()
     for start in range(0, len(characters), BATCH):
         batch = characters[start : start + BATCH]
@@ -81,7 +87,9 @@ def test_the_tables_are_those_that_the_installed_versions_differ_in():
     """With the pattern of o200k_base, which looks at more classes of characters than the others, GPT-2's among them."""
     pytest.importorskip("gigatoken")
     pattern = Regex(ENCODINGS["o200k_base"].pattern)
-    words = pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), BY_WORD])
+    words = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(pattern, "isolated"), BY_WORD]
+    )
     tokenizer = tokenizer_of(words)
     assert differing(tokenizer, beside_every_class) == listed(CUT)
     tokenizer.normalizer = normalizers.NFC()
@@ -96,7 +104,14 @@ def test_gpt2s_words_differ_at_no_other_character():
 
 
 def test_the_tables_have_rare_characters_and_no_known_emoji():
-    texts = ["\u088f", "größer \U00016ed1", "\U0003298d", "größer 日本語 \U0001fae8", "a", ""]
+    texts = [
+        "\u088f",
+        "größer \U00016ed1",
+        "\U0003298d",
+        "größer 日本語 \U0001fae8",
+        "a",
+        "",
+    ]
     assert [has_any(text.encode(), CUT) for text in texts] == [
         True,
         True,

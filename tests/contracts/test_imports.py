@@ -15,7 +15,9 @@ OURS = ("flows", "tasks", "model", "configs")
 
 
 def files_of(*packages: str) -> list[Path]:
-    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    return [
+        path for package in packages for path in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
 @cache
@@ -32,7 +34,10 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found |= {
+                str(node.module),
+                *(f"{node.module}.{alias.name}" for alias in node.names),
+            }
     return {name.removeprefix("infini_llama.") for name in found}
 
 
@@ -46,9 +51,13 @@ def test_the_layout_exists():
 
 def test_only_flows_and_task_files_import_prefect():
     users = {
-        path.relative_to(ROOT) for path in files_of(*OURS) if "prefect" in packages(imported(path))
+        path.relative_to(ROOT)
+        for path in files_of(*OURS)
+        if "prefect" in packages(imported(path))
     }
-    strangers = [path for path in users if path.parts[0] != "flows" and path.name != "task.py"]
+    strangers = [
+        path for path in users if path.parts[0] != "flows" and path.name != "task.py"
+    ]
     assert users and not strangers
 
 
@@ -62,10 +71,17 @@ def test_quick_tests_import_neither_transformers_nor_prefect():
             if isinstance(node, ast.Import)
             for name in node.names
         }
-        names |= {str(node.module) for node in tree(path).body if isinstance(node, ast.ImportFrom)}
+        names |= {
+            str(node.module)
+            for node in tree(path).body
+            if isinstance(node, ast.ImportFrom)
+        }
         if "prefect" in packages(names):
             slow.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    tests = [*(ROOT / "tests/unit").rglob("*.py"), *(ROOT / "tests/contracts").rglob("*.py")]
+    tests = [
+        *(ROOT / "tests/unit").rglob("*.py"),
+        *(ROOT / "tests/contracts").rglob("*.py"),
+    ]
     assert len(slow) > 5 and not [path for path in tests if slow & imported(path)]
 
 
@@ -92,15 +108,24 @@ def test_configs_import_of_the_model_its_architecture_alone():
 def test_every_module_can_be_the_first_that_is_imported():
     """A circle of imports fails only where it is entered at the wrong module."""
     paths = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files_of(*OURS)
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in files_of(*OURS)
     }
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
         statements = tree(path).body
-        found = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module]
-        names = {f"{node.module}.{alias.name}" for node in found for alias in node.names}
+        found = [
+            node
+            for node in statements
+            if isinstance(node, ast.ImportFrom) and node.module
+        ]
+        names = {
+            f"{node.module}.{alias.name}" for node in found for alias in node.names
+        }
         names |= {str(node.module) for node in found}
-        graph[name] = {name.removeprefix("infini_llama.") for name in names} & paths.keys() - {name}
+        graph[name] = {
+            name.removeprefix("infini_llama.") for name in names
+        } & paths.keys() - {name}
     assert (
         len(list(TopologicalSorter(graph).static_order())) == len(paths)
         and sum(map(len, graph.values())) > 500
@@ -110,13 +135,17 @@ def test_every_module_can_be_the_first_that_is_imported():
 def test_stages_do_not_import_task_files():
     for path in files_of("tasks"):
         assert not {
-            name for name in imported(path) if name.startswith("tasks.") and name.endswith(".task")
+            name
+            for name in imported(path)
+            if name.startswith("tasks.") and name.endswith(".task")
         }, path
 
 
 def test_the_supervisor_imports_nothing_of_the_worker():
     for path in (ROOT / "tasks/train").glob("*.py"):
-        assert not {name for name in imported(path) if name.startswith("tasks.train.worker")}, path
+        assert not {
+            name for name in imported(path) if name.startswith("tasks.train.worker")
+        }, path
 
 
 def test_the_model_imports_torch_and_the_standard_library_only():
@@ -126,8 +155,12 @@ def test_the_model_imports_torch_and_the_standard_library_only():
 
 
 def test_the_packages_that_pyright_checks_strictly_are_there():
-    strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["strict"]
-    assert len(strict) == 5 and all((ROOT / folder / "__init__.py").is_file() for folder in strict)
+    strict = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"][
+        "strict"
+    ]
+    assert len(strict) == 5 and all(
+        (ROOT / folder / "__init__.py").is_file() for folder in strict
+    )
 
 
 # No package below tasks/ imports a package that imports it, directly or through others.
@@ -137,9 +170,12 @@ def test_the_packages_that_pyright_checks_strictly_are_there():
 def imports_between_packages() -> dict[str, set[str]]:
     """The packages that each package below tasks/ imports, by dotted name."""
     modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files_of("tasks")
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in files_of("tasks")
     }
-    packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
+    packages = {
+        name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")
+    }
     arrows: dict[str, set[str]] = defaultdict(set)
     for name, path in modules.items():
         home = name.rpartition(".")[0]
@@ -159,14 +195,24 @@ def imports_between_packages() -> dict[str, set[str]]:
                     None,
                 )
                 if owner is not None:
-                    arrows[home].add(owner if owner in packages else owner.rpartition(".")[0])
-    return {home: {other for other in found if other != home} for home, found in arrows.items()}
+                    arrows[home].add(
+                        owner if owner in packages else owner.rpartition(".")[0]
+                    )
+    return {
+        home: {other for other in found if other != home}
+        for home, found in arrows.items()
+    }
 
 
 def test_no_packages_import_each_other():
     arrows = imports_between_packages()
-    assert "tasks.storage" in arrows["tasks.runs"] and "tasks.train.worker.callbacks" in arrows
-    TopologicalSorter(arrows).prepare()  # raises a CycleError that names the packages of a circle
+    assert (
+        "tasks.storage" in arrows["tasks.runs"]
+        and "tasks.train.worker.callbacks" in arrows
+    )
+    TopologicalSorter(
+        arrows
+    ).prepare()  # raises a CycleError that names the packages of a circle
 
 
 def test_records_storage_tokenizers_and_runs_import_downwards_only():
@@ -179,6 +225,8 @@ def test_records_storage_tokenizers_and_runs_import_downwards_only():
 
 def test_the_worker_does_not_import_its_supervisor():
     arrows = imports_between_packages()
-    of_worker = [package for package in arrows if package.startswith("tasks.train.worker")]
+    of_worker = [
+        package for package in arrows if package.startswith("tasks.train.worker")
+    ]
     for package in of_worker:
         assert "tasks.train" not in arrows[package], package

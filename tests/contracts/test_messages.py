@@ -24,7 +24,9 @@ def folder_of_mistakes(folder: Path) -> None:
     (folder / "pictures").mkdir()
     (folder / "pictures" / "picture.png").touch()
     for number in range(40):
-        words = " ".join(f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij")
+        words = " ".join(
+            f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij"
+        )
         (texts / f"{number}.txt").write_text(f"{words}\n" * 5)
     (folder / "run.yaml").write_text(
         "data: {files: ['texts/*.txt'], sequence_length: 16, tokenizer: {vocab_size: 300}, validation_fraction: 0.2}\n"
@@ -46,7 +48,9 @@ def folder_of_mistakes(folder: Path) -> None:
         "latin.yaml": b"data: \xff\n",
         "nested.yaml": b"[" * 5000,
         "laughs.yaml": b"a: &a0 [x]\n"
-        + b"".join(b"b%d: &a%d [*a%d, *a%d]\n" % (n + 1, n + 1, n, n) for n in range(30)),
+        + b"".join(
+            b"b%d: &a%d [*a%d, *a%d]\n" % (n + 1, n + 1, n, n) for n in range(30)
+        ),
         "tagged.yaml": b"train: {seed: !!int '3'}\n",
         "list-as-key.yaml": b"? [a, b]\n: 1\n",
         "dotted.yaml": b"data: {source: python-stdlib}\ntrain.max_steps: 3\n",
@@ -85,7 +89,9 @@ def test_messages_for_wrong_input_match_the_snapshot(tmp_path, monkeypatch, caps
     parts = []
     for line in recorded.splitlines():
         if line.startswith("$ "):
-            parts.append(f"{line}\n{answer(line[2:], capsys)}\n".replace(str(tmp_path), "/here"))
+            parts.append(
+                f"{line}\n{answer(line[2:], capsys)}\n".replace(str(tmp_path), "/here")
+            )
         elif line.startswith("#"):
             parts.append(f"{line}\n")
     answers = "\n".join(parts)

@@ -21,12 +21,16 @@ def test_every_source_has_a_module_and_every_module_is_a_choice():
     choices = get_args(TextConfig.model_fields["source"].annotation)
     for choice in choices:
         assert isinstance(source_of(TextConfig(source=choice)), Source)
-    with_source = {name for name, module in MODULES.items() if hasattr(module, "SOURCE")}
+    with_source = {
+        name for name, module in MODULES.items() if hasattr(module, "SOURCE")
+    }
     assert with_source == {choice.replace("-", "_") for choice in choices}
 
 
 def test_facts_and_objects_of_formats_agree():
-    with_formats = {name: module for name, module in MODULES.items() if hasattr(module, "FORMATS")}
+    with_formats = {
+        name: module for name, module in MODULES.items() if hasattr(module, "FORMATS")
+    }
     assert with_formats.keys() == {form.module for form in TEXT_FORMATS.values()}
     for name, module in with_formats.items():
         stated = {form.name for form in TEXT_FORMATS.values() if form.module == name}

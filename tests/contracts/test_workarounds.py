@@ -8,17 +8,23 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "flows" / "workarounds"
 NOTE = re.compile(r"Needed with Prefect (\S+)\. Upstream: (.+?) Test: `(\w+)`")
-PINNED = re.search(r"^prefect==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+PINNED = re.search(
+    r"^prefect==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+)
 TESTS = (ROOT / "tests" / "integration" / "flows" / "test_workarounds.py").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("[!_]*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("[!_]*.py")), ids=lambda path: path.name
+)
 def test_each_workaround_has_its_version_issue_and_test(path):
     text = " ".join(path.read_text().split())
     notes = NOTE.findall(text)
     assert notes and len(notes) == text.count("Needed with Prefect")
     for version, upstream, test in notes:
-        assert PINNED and version == PINNED[1], "try its test with this version of Prefect"
+        assert PINNED and version == PINNED[1], (
+            "try its test with this version of Prefect"
+        )
         assert "PrefectHQ/prefect#" in upstream or "no issue is known" in upstream
         assert f"def {test}(" in TESTS
 

@@ -17,10 +17,16 @@ sys.path += [str(ROOT / "docs"), str(ROOT / "benchmarks")]
 import make_numbers  # noqa: E402
 import memory_results  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests/seed_features.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "tests/seed_features.md",
+]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-SECTIONS = [name for name, is_section in all_keys().items() if is_section and "." not in name]
+SECTIONS = [
+    name for name, is_section in all_keys().items() if is_section and "." not in name
+]
 KEY = re.compile(rf"(?<![\w./])((?:{'|'.join(SECTIONS)})(?:\.[a-z_]\w*)+)(?![\w(])")
 FILE_ENDINGS = (
     ".py",
@@ -47,7 +53,8 @@ def anchors(page: Path) -> set[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in headings
     }
 
 
@@ -64,7 +71,17 @@ def test_links_resolve(page):
         )
 
 
-FOLDERS = ("benchmarks", "configs", "deploy", "docs", "flows", "model", "scripts", "tasks", "tests")
+FOLDERS = (
+    "benchmarks",
+    "configs",
+    "deploy",
+    "docs",
+    "flows",
+    "model",
+    "scripts",
+    "tasks",
+    "tests",
+)
 IN_FOLDER = re.compile(rf"(?<![\w./])(?:{'|'.join(FOLDERS)})/[\w./*-]*")
 CODE = re.compile(r"`([^`\n]+)`")
 DEFINED_IN = re.compile(r"`(\w+)` (?:in|of) `([\w/]+\.py)`")
@@ -78,7 +95,9 @@ def test_paths_of_the_repository_exist(page):
     paths = {path.rstrip(".") for code in codes for path in IN_FOLDER.findall(code)}
     paths -= {"scripts/tok_train.py"}  # nanochat's
     assert not [
-        path for path in sorted(paths) if not any((*ROOT.glob(path), *ROOT.glob(f"{path}.py")))
+        path
+        for path in sorted(paths)
+        if not any((*ROOT.glob(path), *ROOT.glob(f"{path}.py")))
     ]
 
 
@@ -86,11 +105,15 @@ def test_files_and_names_of_the_architecture_exist():
     text = read(ROOT / "docs/architecture.md")
     files = {code for code in CODE.findall(text) if re.fullmatch(r"[\w/]+\.py", code)}
     places = {
-        file: [place for folder in FOLDERS for place in ROOT.glob(f"{folder}/**/{file}")]
+        file: [
+            place for folder in FOLDERS for place in ROOT.glob(f"{folder}/**/{file}")
+        ]
         for file in files
     }
     places |= {file: [ROOT / file] for file in files if (ROOT / file).is_file()}
-    assert len(files) > 30 and not [file for file, found in sorted(places.items()) if not found]
+    assert len(files) > 30 and not [
+        file for file, found in sorted(places.items()) if not found
+    ]
     for name, file in DEFINED_IN.findall(text):
         assert any(
             re.search(rf"^ *(?:def |class )?{name}\b", read(place), re.MULTILINE)
@@ -100,7 +123,9 @@ def test_files_and_names_of_the_architecture_exist():
 
 def subcommands() -> dict[str, set[str]]:
     """Each command and its options."""
-    arguments = {name: [*command.arguments, *EVERY_COMMAND] for name, command in COMMANDS.items()}
+    arguments = {
+        name: [*command.arguments, *EVERY_COMMAND] for name, command in COMMANDS.items()
+    }
     return {
         name: {word for words, _ in options for word in words}
         for name, options in arguments.items()
@@ -143,7 +168,9 @@ def test_keys_exist(page):
         "data.sources.",
         "model.model.",
     )  # a user's own names and numbers, or a parameter's
-    assert not [key for key in sorted(keys) if key not in known and not key.startswith(tables)]
+    assert not [
+        key for key in sorted(keys) if key not in known and not key.startswith(tables)
+    ]
 
 
 def test_sentences_of_the_troubleshooting_page_are_printed():
@@ -166,7 +193,9 @@ def test_sentences_of_the_troubleshooting_page_are_printed():
     ]
     assert len(sentences) > 40
     assert not [
-        one for one in sentences if not all(part.strip() in program for part in one.split("…"))
+        one
+        for one in sentences
+        if not all(part.strip() in program for part in one.split("…"))
     ]
 
 
@@ -185,11 +214,23 @@ def test_papers_of_the_model_are_cited():
 def test_each_answer_of_troubleshooting_names_a_key_or_a_command():
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     section = page.partition("\n## By symptom\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = [
+        line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")
+    ][1:]
     symptoms = " ".join(row[0] for row in rows).lower()
-    for symptom in ("loss does not fall", "gpu is not used", "out of memory", "slow", "not finite"):
+    for symptom in (
+        "loss does not fall",
+        "gpu is not used",
+        "out of memory",
+        "slow",
+        "not finite",
+    ):
         assert symptom in symptoms
-    assert not [row[0] for row in rows if not KEY.search(row[2]) and "infini-llama " not in row[2]]
+    assert not [
+        row[0]
+        for row in rows
+        if not KEY.search(row[2]) and "infini-llama " not in row[2]
+    ]
 
 
 def test_every_figure_is_that_of_its_file():
@@ -201,7 +242,12 @@ def test_every_figure_is_that_of_its_file():
     ]
     assert len(marks) > 30
     tables = {function.__name__ for function in make_numbers.TABLES}
-    tables |= {"exit_codes", "formats", "steps", "validations"}  # which make_reference.py writes
+    tables |= {
+        "exit_codes",
+        "formats",
+        "steps",
+        "validations",
+    }  # which make_reference.py writes
     assert not [
         mark
         for mark in marks

@@ -54,7 +54,11 @@ ELSEWHERE = {
     r"infini-llama import meta-llama/": "tests/integration/tasks/export/test_hub.py",
 }
 SMALL = {
-    "data": {"sequence_length": 64, "validation_fraction": 0.2, "tokenizer": {"vocab_size": 400}},
+    "data": {
+        "sequence_length": 64,
+        "validation_fraction": 0.2,
+        "tokenizer": {"vocab_size": 400},
+    },
     "model": {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -76,7 +80,9 @@ SMALL["train"] |= {"save_steps": 2}
 def substituted(command: str) -> str:
     """The command with names in place of placeholders."""
     return re.sub(
-        r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b", lambda word: PLACEHOLDERS.get(word[0], word[0]), command
+        r"(?<![\w/=-])[A-Z_]+\b|\bcuda\b",
+        lambda word: PLACEHOLDERS.get(word[0], word[0]),
+        command,
     )
 
 
@@ -85,7 +91,9 @@ def commands() -> list[str]:
     shown = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        lines = [line for _, block in BLOCK.findall(text) for line in SHOWN.findall(block)]
+        lines = [
+            line for _, block in BLOCK.findall(text) for line in SHOWN.findall(block)
+        ]
         inline = INLINE.findall(text)
         lines += [
             line
@@ -98,7 +106,12 @@ def commands() -> list[str]:
         if "max_steps=" in command or " gc " in command:
             return 60
         return next(
-            (n for n, name in enumerate(ORDER) if command.startswith(f"infini-llama {name}")), 50
+            (
+                n
+                for n, name in enumerate(ORDER)
+                if command.startswith(f"infini-llama {name}")
+            ),
+            50,
         )
 
     return sorted(dict.fromkeys(shown), key=place)
@@ -149,7 +162,9 @@ def test_every_command_of_the_pages(tmp_path):
             (tmp_path / "start.yaml").unlink(missing_ok=True)
         shell(command, tmp_path)
         if "--output start.yaml" in command:  # "name your text in it"
-            config = yaml.safe_load((tmp_path / "start.yaml").read_text(encoding="utf-8"))
+            config = yaml.safe_load(
+                (tmp_path / "start.yaml").read_text(encoding="utf-8")
+            )
             config["data"] |= {"files": ["texts"]}
             config["train"] |= SMALL["train"]
             (tmp_path / "start.yaml").write_text(yaml.safe_dump(config))
@@ -166,7 +181,10 @@ def test_the_nightly_tutorial_changes_the_configuration_that_init_writes(tmp_pat
     (tmp_path / "incoming.txt").write_text("once upon a time " * 1000)
     page = (ROOT / "docs/prefect.md").read_text(encoding="utf-8")
     (changes,) = re.findall(r"^sed -i .*?^END$", page, re.MULTILINE | re.DOTALL)
-    shell(f"infini-llama init nightly.yaml --files incoming.txt --quiet\n{changes}", tmp_path)
+    shell(
+        f"infini-llama init nightly.yaml --files incoming.txt --quiet\n{changes}",
+        tmp_path,
+    )
     config = load_config(tmp_path / "nightly.yaml")
     (nightly,) = config.deployment.schedules
     scheduled = load_config(tmp_path / "nightly.yaml", nightly.overrides)

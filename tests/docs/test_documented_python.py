@@ -19,7 +19,10 @@ BLOCKS = [
     for page in PAGES
     for block in BLOCK.findall(page.read_text(encoding="utf-8"))
 ]
-EXPORTS = ("my-model", "tiny-hf")  # folders that the pages have made by `infini-llama export`
+EXPORTS = (
+    "my-model",
+    "tiny-hf",
+)  # folders that the pages have made by `infini-llama export`
 LLAMA_CPP = {
     "convert_hf_to_gguf.py": "def main(): pass\n",
     "conversion/base.py": "class TextModel: pass\n",
@@ -52,7 +55,17 @@ def folder(tmp_path_factory, server) -> Path:
         next(block for page, block in BLOCKS if page == "README.md"),
     )
     first, *others = EXPORTS
-    run(server, place, sys.executable, "-m", "infini_llama", "export", "run", "--output", first)
+    run(
+        server,
+        place,
+        sys.executable,
+        "-m",
+        "infini_llama",
+        "export",
+        "run",
+        "--output",
+        first,
+    )
     for name in others:
         shutil.copytree(place / first, place / name)
     return place
@@ -73,5 +86,7 @@ def test_the_notebook_runs(server, tmp_path):
         tmp_path,
         sys.executable,
         "-c",
-        "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"),
+        "\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"
+        ),
     )

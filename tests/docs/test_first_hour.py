@@ -16,7 +16,10 @@ from support.shell import shell
 PAGE = (Path(__file__).parents[2] / "docs/quickstart.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [
-    line for block in BLOCKS for line in block.splitlines() if line.startswith("infini-llama ")
+    line
+    for block in BLOCKS
+    for line in block.splitlines()
+    if line.startswith("infini-llama ")
 ]
 SMALL = {
     "data": {"sequence_length": 64, "tokenizer": {"vocab_size": 400}},
@@ -85,19 +88,26 @@ def test_a_llama_of_the_hub_by_its_name(folder):
     def run(line: str, code: int = 0) -> str:
         return shell(f"infini-llama {line}", folder, (code,), HF_HUB_CACHE=str(hub))
 
-    imported = json.loads(run("import someone/small-llama --output plain.yaml --json --quiet"))
-    assert imported["memory"] > 0 and abs(imported["untrained_loss"] - math.log(257)) < 1e-6
-    run("init my.yaml --from someone/small-llama --files texts")
-    written = yaml.safe_load((folder / "my.yaml").read_text())
-    assert written["data"]["files"] == ["texts"] and written["train"]["init_from"].startswith(
-        str(hub)
+    imported = json.loads(
+        run("import someone/small-llama --output plain.yaml --json --quiet")
     )
     assert (
-        json.loads(run("run my.yaml train.max_steps=4 train.warmup_steps=1 --json --quiet"))[
-            "steps"
-        ]
+        imported["memory"] > 0
+        and abs(imported["untrained_loss"] - math.log(257)) < 1e-6
+    )
+    run("init my.yaml --from someone/small-llama --files texts")
+    written = yaml.safe_load((folder / "my.yaml").read_text())
+    assert written["data"]["files"] == ["texts"] and written["train"][
+        "init_from"
+    ].startswith(str(hub))
+    assert (
+        json.loads(
+            run("run my.yaml train.max_steps=4 train.warmup_steps=1 --json --quiet")
+        )["steps"]
         == 4
     )
     run("export my --output my-llama")
-    assert "no-such" in run("init other.yaml --from someone/no-such --files texts", code=64)
+    assert "no-such" in run(
+        "init other.yaml --from someone/no-such --files texts", code=64
+    )
     assert not (folder / "other.yaml").exists()

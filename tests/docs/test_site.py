@@ -37,6 +37,6 @@ def test_the_reference_and_the_tables_are_those_of_the_code(tmp_path):
         shutil.copy(ROOT / "docs" / page, tmp_path)
     subprocess.run([sys.executable, "make_reference.py"], cwd=tmp_path, check=True)
     for page in GENERATED:
-        assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / "docs" / page).read_text(
-            encoding="utf-8"
-        )
+        assert (tmp_path / page).read_text(encoding="utf-8") == (
+            ROOT / "docs" / page
+        ).read_text(encoding="utf-8")

@@ -25,16 +25,22 @@ def there(backend):
 def test_equals_fp64(backend, size, kv_heads, packed):
     there(backend)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, heads, 300, size).bfloat16() for heads in (8, kv_heads, kv_heads))
+    q, k, v = (
+        torch.randn(2, heads, 300, size).bfloat16() for heads in (8, kv_heads, kv_heads)
+    )
     weights = torch.randn(2, 8, 300, size).bfloat16()
     documents = (
-        torch.tensor([[0] * 100 + [1] * 170 + [-1] * 30, [3] * 7 + [4] * 293]) if packed else None
+        torch.tensor([[0] * 100 + [1] * 170 + [-1] * 30, [3] * 7 + [4] * 293])
+        if packed
+        else None
     )
     exact = [x.double().requires_grad_() for x in (q, k, v)]
     expected = causal_attention(*exact, documents)
     gradients = torch.autograd.grad((expected * weights).sum(), exact)
     ours = [x.cuda().requires_grad_() for x in (q, k, v)]
-    found = causal_attention(*ours, None if documents is None else documents.cuda(), backend)
+    found = causal_attention(
+        *ours, None if documents is None else documents.cuda(), backend
+    )
     assert found.dtype == torch.bfloat16
     results = [found, *torch.autograd.grad((found * weights.cuda()).sum(), ours)]
     for result, other in zip(results, [expected, *gradients], strict=True):
@@ -47,7 +53,8 @@ def test_an_edited_document_changes_nothing_in_the_others(backend, kind):
     there(backend)
     torch.manual_seed(0)
     model = Llama(
-        LlamaConfig(512, 256, 512, 2, 4, 2, 512, attention=kind, segment_length=64), backend
+        LlamaConfig(512, 256, 512, 2, 4, 2, 512, attention=kind, segment_length=64),
+        backend,
     ).cuda()
     documents = torch.tensor([[0] * 130 + [1] * 200 + [2] * 70], device="cuda")
     before = torch.randint(0, 512, (1, 400), device="cuda")
@@ -63,7 +70,16 @@ def test_the_memory_equals_the_cpus(update):
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     config = LlamaConfig(
-        512, 128, 256, 2, 4, 2, 512, attention="infini", segment_length=32, memory_update=update
+        512,
+        128,
+        256,
+        2,
+        4,
+        2,
+        512,
+        attention="infini",
+        segment_length=32,
+        memory_update=update,
     )
     model = Llama(config)
     with torch.no_grad():

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.gpu
 
 def model_of(attention: str) -> Llama:
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(512, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32))
+    model = Llama(
+        LlamaConfig(512, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".gate"):
@@ -38,7 +40,10 @@ def test_loss_and_gradients_equal_the_cpus(attention):
         results.append(
             (
                 total.item() / 800,
-                {name: parameter.grad.cpu() for name, parameter in model.named_parameters()},
+                {
+                    name: parameter.grad.cpu()
+                    for name, parameter in model.named_parameters()
+                },
             )
         )
     (cpu_loss, cpu), (gpu_loss, gpu) = results
@@ -54,7 +59,9 @@ def test_greedy_text_equals_the_cpus(attention):
 
 
 @pytest.mark.parametrize("compiled", ["block", "off"])
-@pytest.mark.parametrize("attention, precision", [("infini", "bf16"), ("softmax", "fp32")])
+@pytest.mark.parametrize(
+    "attention, precision", [("infini", "bf16"), ("softmax", "fp32")]
+)
 def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
     attention, precision, compiled, tmp_path
 ):
@@ -77,6 +84,8 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
     assert summary["weights_sha256"] == expected["weights_sha256"]
     assert exact_metrics(lab.run_dir("killed")) == exact_metrics(lab.run_dir("calm"))
     assert (
-        json.loads((lab.run_dir("killed") / "environment.json").read_text())["plan"]["device"]
+        json.loads((lab.run_dir("killed") / "environment.json").read_text())["plan"][
+            "device"
+        ]
         == "cuda"
     )

@@ -20,20 +20,26 @@ def learned(attention="softmax", half=False, padding=1, compiled="off"):
     torch.manual_seed(0)
     ranks = OneRank()
     ranks.device = torch.device("cuda", torch.cuda.current_device())
-    config = LlamaConfig(500, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32)
+    config = LlamaConfig(
+        500, 128, 256, 2, 4, 2, 256, attention=attention, segment_length=32
+    )
     config = LlamaConfig(**(config.to_dict() | {"pad_vocab_to_multiple_of": padding}))
     model = Llama(config).to(ranks.device)
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=half)
     strategy = NativeStrategy(model, TrainingConfig(), ranks, autocast, 4)
     if compiled != "off":
         Compiled(strategy.module, model, compiled).switch_on()
-    rows = torch.randint(0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)).cuda()
+    rows = torch.randint(
+        0, 500, (2, 4, 193), generator=torch.Generator().manual_seed(1)
+    ).cuda()
     for _ in range(2):  # the first compiles
         strategy.discard_gradients()
         total = strategy.accumulate(
             [(part[:, :-1], part[:, 1:]) for part in rows], rows[:, :, 1:].numel()
         )
-    gradients = to_hf({name: value.grad for name, value in model.named_parameters()}, config)
+    gradients = to_hf(
+        {name: value.grad for name, value in model.named_parameters()}, config
+    )
     return total.item() / rows[:, :, 1:].numel(), torch.cat(
         [value.flatten() for value in gradients.values()]
     )

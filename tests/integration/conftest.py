@@ -44,7 +44,10 @@ def uninterrupted(lab, calm) -> Callable[[str, int], str]:
                     )
             shutil.copytree(calm.run_dir(name), lab.run_dir(name), symlinks=True)
             for dataset in (calm.home / "datasets").glob("files-*"):
-                if dataset.is_dir() and not (lab.home / "datasets" / dataset.name).exists():
+                if (
+                    dataset.is_dir()
+                    and not (lab.home / "datasets" / dataset.name).exists()
+                ):
                     shutil.copytree(dataset, lab.home / "datasets" / dataset.name)
         return name
 

@@ -11,7 +11,9 @@ from support.laboratory import torchrun
 @pytest.mark.parametrize(
     ("which", "cells"), [("some", 8), pytest.param("all", 48, marks=pytest.mark.slow)]
 )
-def test_context_parallel_has_the_gradients_of_one_process(tmp_path, server, which, cells):
+def test_context_parallel_has_the_gradients_of_one_process(
+    tmp_path, server, which, cells
+):
     target = tmp_path / "found.json"
     torchrun(
         server,

@@ -23,7 +23,9 @@ def finished(lab, calm_softmax_2):
     """A copy of a finished run that a test may break; its last checkpoint is of step 60, and 50, 40 are kept."""
 
     def copy(name: str) -> Path:
-        return shutil.copytree(lab.run_dir(calm_softmax_2), lab.run_dir(name), symlinks=True)
+        return shutil.copytree(
+            lab.run_dir(calm_softmax_2), lab.run_dir(name), symlinks=True
+        )
 
     return copy
 

@@ -83,9 +83,9 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(lab, tmp_path):
     started = lab.start("zero-killed", *overrides)
     lab.wait_for_step("zero-killed", 13, started)
     kill(
-        json.loads((lab.run_dir("zero-killed") / "logs/attempt-01/status-1.json").read_text())[
-            "pid"
-        ]
+        json.loads(
+            (lab.run_dir("zero-killed") / "logs/attempt-01/status-1.json").read_text()
+        )["pid"]
     )
     assert started.wait() == 0, started.log.read_text()
     assert [attempt.from_step for attempt in lab.attempts("zero-killed")] == [0, 10]

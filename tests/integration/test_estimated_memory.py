@@ -24,7 +24,8 @@ def peaks(marker: str) -> dict[int, int]:
     for pid in workers_of(marker):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         found[pid] = next(
-            (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0
+            (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")),
+            0,
         )
     return found
 
@@ -34,7 +35,8 @@ def measured(own, name, *overrides):
     while started.process.poll() is None:
         try:
             highest |= {
-                pid: max(size, highest.get(pid, 0)) for pid, size in peaks(started.marker).items()
+                pid: max(size, highest.get(pid, 0))
+                for pid, size in peaks(started.marker).items()
             }
         except OSError:  # a worker that has just ended
             continue
@@ -44,7 +46,14 @@ def measured(own, name, *overrides):
 
 
 def estimated(own, *overrides):
-    words = [COMMAND, "estimate", str(own.config), f"runtime.home={own.home}", *overrides, "--json"]
+    words = [
+        COMMAND,
+        "estimate",
+        str(own.config),
+        f"runtime.home={own.home}",
+        *overrides,
+        "--json",
+    ]
     result = subprocess.run(
         words,
         env=own_environment(own.home),
@@ -57,9 +66,16 @@ def estimated(own, *overrides):
 
 
 def assert_near(own, name, workers, *overrides):
-    settings = (f"environment.nproc_per_node={workers}", "environment.threads=1", *FEW, *overrides)
+    settings = (
+        f"environment.nproc_per_node={workers}",
+        "environment.threads=1",
+        *FEW,
+        *overrides,
+    )
     record, highest = estimated(own, *settings), measured(own, name, *settings)
-    parameters = json.loads((own.run_dir(name) / "summary.json").read_text())["parameters"]
+    parameters = json.loads((own.run_dir(name) / "summary.json").read_text())[
+        "parameters"
+    ]
     assert parameters == record["parameters"]["total"]
     assert len(highest) == workers
     for size in highest.values():
@@ -70,7 +86,9 @@ def assert_near(own, name, workers, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("preset", "workers"), [("tiny", 1), ("tiny", 2), ("tiny_infini", 1)])
+@pytest.mark.parametrize(
+    ("preset", "workers"), [("tiny", 1), ("tiny", 2), ("tiny_infini", 1)]
+)
 def test_memory_of_the_tiny_presets(lab, preset, workers):
     own = Laboratory(lab.home, Path(f"configs/{preset}.yaml"))
     assert_near(own, f"estimate-{preset}-{workers}", workers)

@@ -39,7 +39,9 @@ def test_in_the_cover_every_two_settings_meet():
     met = set().union(*(pairs_of(cell) for _, cell in CELLS))
     for a, values in FACTORS.items():
         for b, others in FACTORS.items():
-            wanted = {(a, value, b, other) for value in values for other in others if a < b}
+            wanted = {
+                (a, value, b, other) for value in values for other in others if a < b
+            }
             missing = wanted - met
             impossible = ({"world", "parallel"}, {"optimizer", "parallel"})
             assert all({one[0], one[2]} in impossible for one in missing), missing
@@ -52,9 +54,14 @@ def bench(tmp_path_factory, server) -> Bench:
 
 @pytest.mark.timeout(900)
 def test_short(bench):
-    for precision in ("fp32", "bf16"):  # two runs that differ in one setting must not look the same
+    for precision in (
+        "fp32",
+        "bf16",
+    ):  # two runs that differ in one setting must not look the same
         bench.attempt(precision, EAGER[0][1] | {"precision": precision})
-    assert interrupted_equals_uninterrupted(bench, SHORT) == {name: [] for name, _ in SHORT}
+    assert interrupted_equals_uninterrupted(bench, SHORT) == {
+        name: [] for name, _ in SHORT
+    }
     one, other = bench.result("fp32"), bench.result("bf16")
     assert all(other[key] != one[key] for key in one)
 
@@ -63,10 +70,18 @@ def test_short(bench):
 @pytest.mark.timeout(3600)
 def test_the_whole_cover(bench):
     rest = [(name, cell) for name, cell in CELLS if (name, cell) not in SHORT]
-    assert interrupted_equals_uninterrupted(bench, rest) == {name: [] for name, _ in rest}
+    assert interrupted_equals_uninterrupted(bench, rest) == {
+        name: [] for name, _ in rest
+    }
 
 
-PADDED = {"padding": 128, "resumed": 1, "epoch": "within", "save": "async", "compile": "off"}
+PADDED = {
+    "padding": 128,
+    "resumed": 1,
+    "epoch": "within",
+    "save": "async",
+    "compile": "off",
+}
 PADDED_CELLS = [
     {
         "world": 2,
@@ -89,11 +104,15 @@ PADDED_CELLS = [
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "cell", [PADDED_CELLS[0], pytest.param(PADDED_CELLS[1], marks=pytest.mark.slow)], ids=name_of
+    "cell",
+    [PADDED_CELLS[0], pytest.param(PADDED_CELLS[1], marks=pytest.mark.slow)],
+    ids=name_of,
 )
 def test_a_padded_vocabulary(bench, cell):
     name = f"padded-{name_of(cell)}"
-    assert interrupted_equals_uninterrupted(bench, [(name, PADDED | cell)]) == {name: []}
+    assert interrupted_equals_uninterrupted(bench, [(name, PADDED | cell)]) == {
+        name: []
+    }
 
 
 BEFORE = {
@@ -106,21 +125,33 @@ BEFORE = {
     "save": "async",
 }
 BEFORE_CELLS = [
-    {"world": 2, "precision": "bf16", "dropout": 0.1, "compile": "off", "isolation": True},
+    {
+        "world": 2,
+        "precision": "bf16",
+        "dropout": 0.1,
+        "compile": "off",
+        "isolation": True,
+    },
     {"world": 1, "precision": "fp32", "backend": "blocked", "compile": "block"},
 ]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "cell", [BEFORE_CELLS[0], pytest.param(BEFORE_CELLS[1], marks=pytest.mark.slow)], ids=name_of
+    "cell",
+    [BEFORE_CELLS[0], pytest.param(BEFORE_CELLS[1], marks=pytest.mark.slow)],
+    ids=name_of,
 )
 def test_segments_that_see_the_one_before(bench, cell):
     name = f"before-{name_of(cell)}"
     bench.attempt(f"hard-{name}", BEFORE | cell | {"before": False})
-    assert interrupted_equals_uninterrupted(bench, [(name, BEFORE | cell)]) == {name: []}
+    assert interrupted_equals_uninterrupted(bench, [(name, BEFORE | cell)]) == {
+        name: []
+    }
     sees, other = bench.result(f"{name}-calm"), bench.result(f"hard-{name}")
-    assert sees["weights_sha256"] != other["weights_sha256"], "so the key reaches the workers"
+    assert sees["weights_sha256"] != other["weights_sha256"], (
+        "so the key reaches the workers"
+    )
 
 
 BLOCKED = {
@@ -140,18 +171,28 @@ BLOCKED_CELLS = [
         "compile": "block",
         "isolation": True,
     },
-    {"world": 2, "parallel": "fsdp", "precision": "bf16", "attention": "softmax", "compile": "off"},
+    {
+        "world": 2,
+        "parallel": "fsdp",
+        "precision": "bf16",
+        "attention": "softmax",
+        "compile": "off",
+    },
 ]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "cell", [pytest.param(BLOCKED_CELLS[0], marks=pytest.mark.slow), BLOCKED_CELLS[1]], ids=name_of
+    "cell",
+    [pytest.param(BLOCKED_CELLS[0], marks=pytest.mark.slow), BLOCKED_CELLS[1]],
+    ids=name_of,
 )
 def test_blocked_attention(bench, cell):
     name = f"blocked-{name_of(cell)}"
     bench.attempt(f"sdpa-{name}", BLOCKED | cell | {"backend": "sdpa"})
-    assert interrupted_equals_uninterrupted(bench, [(name, BLOCKED | cell)]) == {name: []}
+    assert interrupted_equals_uninterrupted(bench, [(name, BLOCKED | cell)]) == {
+        name: []
+    }
     blocked, other = bench.result(f"{name}-calm"), bench.result(f"sdpa-{name}")
     assert blocked["weights_sha256"] != other["weights_sha256"], (
         "so the setting reaches the workers"
@@ -163,9 +204,13 @@ def test_blocked_attention(bench, cell):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_model_compiled_with_all_that_makes_a_cpu_faster(bench):
-    assert interrupted_equals_uninterrupted(bench, WHOLE) == {name: [] for name, _ in WHOLE}
+    assert interrupted_equals_uninterrupted(bench, WHOLE) == {
+        name: [] for name, _ in WHOLE
+    }
     for name, _ in WHOLE:
-        compiled = json.loads((bench.run(f"{name}-calm").path / "compile.json").read_text())
+        compiled = json.loads(
+            (bench.run(f"{name}-calm").path / "compile.json").read_text()
+        )
         assert (compiled["compile"], compiled["reason"]) == ("whole", "")
 
 
@@ -213,8 +258,12 @@ SHARED_ROWS = [
 @pytest.mark.timeout(900)
 def test_context_parallel_is_bitwise(bench):
     cells = [(name_of(cell), SHARED | cell) for cell in SHARED_ROWS]
-    assert interrupted_equals_uninterrupted(bench, cells) == {name: [] for name, _ in cells}
-    compiled = json.loads((bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text())
+    assert interrupted_equals_uninterrupted(bench, cells) == {
+        name: [] for name, _ in cells
+    }
+    compiled = json.loads(
+        (bench.run(f"{cells[-1][0]}-calm").path / "compile.json").read_text()
+    )
     assert compiled["reason"] == ""
 
 
@@ -246,7 +295,9 @@ WEIGHTED = {
 def test_weights_of_sources_in_the_loss(bench, cell):
     name = f"weighted-{name_of(cell)}"
     bench.attempt(f"plain-{name}", WEIGHTED | cell | {"loss_weights": (1.0, 1.0)})
-    assert interrupted_equals_uninterrupted(bench, [(name, WEIGHTED | cell)]) == {name: []}
+    assert interrupted_equals_uninterrupted(bench, [(name, WEIGHTED | cell)]) == {
+        name: []
+    }
     weighted, plain = bench.result(f"{name}-calm"), bench.result(f"plain-{name}")
     assert weighted["metrics"][0]["loss"] == plain["metrics"][0]["loss"], (
         "the loss that is reported has no weights"
@@ -278,7 +329,9 @@ def assert_nearly_equal(bench: Bench, one: str, other: str) -> None:
     )
     calm, found = bench.result(one)["metrics"], bench.result(other)["metrics"]
     assert [line["step"] for line in calm] == [line["step"] for line in found]
-    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(calm, found, strict=True)) < 1e-5
+    assert (
+        max(abs(a["loss"] - b["loss"]) for a, b in zip(calm, found, strict=True)) < 1e-5
+    )
 
 
 def test_another_number_of_workers_keeps_batches_and_nearly_the_losses(bench):
@@ -287,7 +340,9 @@ def test_another_number_of_workers_keeps_batches_and_nearly_the_losses(bench):
     bench.execute()
     assert_nearly_equal(bench, "four", "shared")
     for world, parallel, stop in ((4, "ddp", 3), (3, "fsdp", 3), (1, "ddp", None)):
-        bench.attempt("elastic", ELASTIC | {"world": world, "parallel": parallel}, stop_after=stop)
+        bench.attempt(
+            "elastic", ELASTIC | {"world": world, "parallel": parallel}, stop_after=stop
+        )
         bench.execute()
     assert_nearly_equal(bench, "four", "elastic")
 
@@ -306,7 +361,8 @@ def test_context_parallel_of_packed_documents_equals_one_process(bench):
     bench.attempt("alone", cell | {"world": 1})
     for context, parallel in ((2, "fsdp"), (4, "ddp")):
         bench.attempt(
-            f"context-{context}", cell | {"world": 4, "context": context, "parallel": parallel}
+            f"context-{context}",
+            cell | {"world": 4, "context": context, "parallel": parallel},
         )
     bench.execute()
     for context in (2, 4):

@@ -37,17 +37,26 @@ with api_for_run(Path(sys.argv[1])):
 
 def task_states(home) -> list[tuple[str, str]]:
     """(task, state) of every task run that Prefect's own database knows, oldest first."""
-    with sqlite3.connect(f"file:{home}/prefect/prefect.db?mode=ro", uri=True) as database:
+    with sqlite3.connect(
+        f"file:{home}/prefect/prefect.db?mode=ro", uri=True
+    ) as database:
         query = "select task_run.name, task_run_state.name from task_run join task_run_state on task_run.state_id = task_run_state.id"
         return [
-            (name, state) for name, state in database.execute(query + " order by task_run.created")
+            (name, state)
+            for name, state in database.execute(query + " order by task_run.created")
         ]
 
 
-def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(lab, calm_softmax_2, tmp_path):
+def test_a_worker_that_raises_is_retried_from_the_newest_checkpoint(
+    lab, calm_softmax_2, tmp_path
+):
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     started = lab.start(
-        "raises", *SOFTMAX_2, fault, f"environment.env.DBPASSWORD={SECRET}", direct=False
+        "raises",
+        *SOFTMAX_2,
+        fault,
+        f"environment.env.DBPASSWORD={SECRET}",
+        direct=False,
     )
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes(), "processes were left behind"
@@ -75,7 +84,9 @@ def test_a_killed_flow_run_again_and_once_more(lab, calm_softmax_2):
     summary = lab.assert_same("flow", calm_softmax_2)
 
     states = task_states(lab.home)
-    assert {state for name, state in states if name.startswith("preprocess")} == {"Cached"}, states
+    assert {state for name, state in states if name.startswith("preprocess")} == {
+        "Cached"
+    }, states
     before = len(states)
     again = lab.start("flow", *SOFTMAX_2, direct=False)
     assert again.wait() == 0, again.log.read_text()
@@ -83,13 +94,15 @@ def test_a_killed_flow_run_again_and_once_more(lab, calm_softmax_2):
     assert not task_states(lab.home)[before:], (
         "a server was started to record that there was nothing to do"
     )
-    assert summary["attempts"] == len(list((lab.run_dir("flow") / "logs").glob("attempt-*"))), (
-        "training started again"
-    )
+    assert summary["attempts"] == len(
+        list((lab.run_dir("flow") / "logs").glob("attempt-*"))
+    ), "training started again"
 
 
 def test_a_subflow_of_another_flow_has_the_tag_that_automations_match(tmp_path):
-    variables = {name: value for name, value in os.environ.items() if "PREFECT_" not in name}
+    variables = {
+        name: value for name, value in os.environ.items() if "PREFECT_" not in name
+    }
     done = subprocess.run(
         [sys.executable, "-c", SUBFLOW, str(tmp_path)],
         env=variables | {"HOME": str(tmp_path), "INFINI_LLAMA_HOME": str(tmp_path)},

@@ -26,7 +26,9 @@ MEBIBYTE = 1024**2
 def disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True
+    )
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
@@ -50,8 +52,12 @@ def used(disk: Path) -> int:
     return shutil.disk_usage(disk).used // MEBIBYTE
 
 
-def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, calm_softmax_2, disk):
-    here = Laboratory(lab.home, lab.config)  # its logs are elsewhere, or they could not be read
+def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(
+    lab, calm_softmax_2, disk
+):
+    here = Laboratory(
+        lab.home, lab.config
+    )  # its logs are elsewhere, or they could not be read
     settings = (*SOFTMAX_2, "runtime.retries=0", f"runtime.home={disk}")
 
     def refused() -> str:
@@ -63,7 +69,10 @@ def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, calm_soft
         return log
 
     log = refused()
-    assert f"no space to write the dataset in {disk}" in log and "run the same command again" in log
+    assert (
+        f"no space to write the dataset in {disk}" in log
+        and "run the same command again" in log
+    )
     assert not list(disk.glob("datasets/*/manifest.json")), "half a dataset is believed"
 
     grow(disk, 200)
@@ -74,7 +83,10 @@ def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(lab, calm_soft
     grow(disk, used(disk) + 1)  # training goes on, and the next checkpoints do not fit
     filling = fill(disk)
     assert started.wait() == 70, started.log.read_text()
-    assert "no space" in started.log.read_text() and "Traceback" not in started.log.read_text()
+    assert (
+        "no space" in started.log.read_text()
+        and "Traceback" not in started.log.read_text()
+    )
     assert not started.processes()
 
     log = refused()

@@ -6,10 +6,16 @@ from pathlib import Path
 from support.laboratory import torchrun
 
 
-def test_four_ranks_have_the_gradients_of_one_process_on_the_whole_batch(tmp_path, server):
+def test_four_ranks_have_the_gradients_of_one_process_on_the_whole_batch(
+    tmp_path, server
+):
     target = tmp_path / "found.json"
     torchrun(
-        server, 4, tmp_path / "log", Path(__file__).parent / "exactness/gradients.py", str(target)
+        server,
+        4,
+        tmp_path / "log",
+        Path(__file__).parent / "exactness/gradients.py",
+        str(target),
     )
     found = json.loads(target.read_text())
     assert len(found) == 28

@@ -30,7 +30,9 @@ def test_a_closed_terminal_is_a_request_to_stop(lab, calm_softmax_2):
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
         os.execve(
-            COMMAND, [*command, *SOFTMAX_2], own_environment(lab.home) | {"HANGUP_TEST": number}
+            COMMAND,
+            [*command, *SOFTMAX_2],
+            own_environment(lab.home) | {"HANGUP_TEST": number},
         )
     closed = threading.Event()
     reader = threading.Thread(target=drain, args=(terminal, closed))

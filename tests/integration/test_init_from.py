@@ -10,7 +10,9 @@ from support.laboratory import COMMAND, Laboratory, own_environment
 
 def command(lab, log, *words):
     environment = own_environment(lab.home)
-    assert lab.server.run([COMMAND, *words, "--json"], environment, log) == 0, log.read_text()
+    assert lab.server.run([COMMAND, *words, "--json"], environment, log) == 0, (
+        log.read_text()
+    )
     assert json.loads(log.read_text().splitlines()[-1])
 
 
@@ -19,7 +21,9 @@ def starting(lab, calm_softmax_2, tmp_path_factory):
     """A laboratory whose configuration starts from an exported run; that run's summary."""
     summary = lab.summary(calm_softmax_2)
     folder = tmp_path_factory.mktemp("hf")
-    command(lab, folder / "log", "export", summary["run"], "--output", str(folder / "model"))
+    command(
+        lab, folder / "log", "export", summary["run"], "--output", str(folder / "model")
+    )
     written = folder / "start.yaml"
     command(
         lab,
@@ -33,7 +37,10 @@ def starting(lab, calm_softmax_2, tmp_path_factory):
         "--segment-length",
         "8",
     )
-    config, first = yaml.safe_load(written.read_text()), yaml.safe_load(lab.config.read_text())
+    config, first = (
+        yaml.safe_load(written.read_text()),
+        yaml.safe_load(lab.config.read_text()),
+    )
     first["model"] = config["model"]
     first["train"] |= {
         "init_from": config["train"]["init_from"],
@@ -69,12 +76,16 @@ SHARDED = (
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param("started", ("environment.nproc_per_node=1",), marks=pytest.mark.slow),
+        pytest.param(
+            "started", ("environment.nproc_per_node=1",), marks=pytest.mark.slow
+        ),
         ("retrofit", (*RETROFIT, "environment.nproc_per_node=1")),
         ("memory", (*MEMORY, "train.micro_batch_size=1")),
         pytest.param("sharded", SHARDED, marks=pytest.mark.slow),
         pytest.param(
-            "sharded-memory", (*SHARDED[:4], *SHARDED[5:], MEMORY[4]), marks=pytest.mark.slow
+            "sharded-memory",
+            (*SHARDED[:4], *SHARDED[5:], MEMORY[4]),
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -85,7 +96,10 @@ def test_killed_and_resumed_from_imported_weights_is_bitwise(starting, name, set
     own.finish(f"{name}-killed", *settings)
     own.assert_same(f"{name}-killed", name)
     assert own.lineage(name)["init_from"]["digest"].startswith("blake3:")
-    assert "started from" in next(own.run_dir(name).glob("logs/attempt-01/rank-0.log")).read_text()
+    assert (
+        "started from"
+        in next(own.run_dir(name).glob("logs/attempt-01/rank-0.log")).read_text()
+    )
     first_loss = own.metrics(name)[0]["loss"]
     assert first_loss < before["train_loss"] + 1.0, (
         "a fresh model of this vocabulary begins at 6.2 nats"

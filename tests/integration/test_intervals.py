@@ -34,7 +34,12 @@ def slow_steps(tmp_path) -> tuple[str, ...]:
 
 def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):
     """Each of three attempts lasts about a third of the interval longer than none."""
-    settings = (*SETTINGS, *slow_steps, "train.eval_steps=0.12 minutes", "train.save_steps=1000")
+    settings = (
+        *SETTINGS,
+        *slow_steps,
+        "train.eval_steps=0.12 minutes",
+        "train.save_steps=1000",
+    )
     for last in (10, 20, 36):
         lab.stop_at(last, "evaluated-late", *settings)
     reader = RunReader(lab.run_dir("evaluated-late"))
@@ -46,7 +51,12 @@ def test_an_evaluation_in_minutes_counts_over_attempts(lab, slow_steps):
 
 
 def test_a_save_in_minutes_counts_the_time_of_lost_attempts(lab, slow_steps):
-    settings = (*SETTINGS, *slow_steps, "train.save_steps=0.1 minutes", "train.eval_steps=1000")
+    settings = (
+        *SETTINGS,
+        *slow_steps,
+        "train.save_steps=0.1 minutes",
+        "train.eval_steps=1000",
+    )
     folder = lab.run_dir("saved-late") / "checkpoints"
     for number in (1, 2, 3):
         started = lab.start("saved-late", *settings)
@@ -72,7 +82,9 @@ def write_questions(folder: Path) -> None:
         (folder / f"{number}.txt").write_text(f"{question} => {rng.choice(words)}")
 
 
-def test_an_interval_in_tokens_counts_targets_and_says_so_where_they_are_few(tmp_path, server):
+def test_an_interval_in_tokens_counts_targets_and_says_so_where_they_are_few(
+    tmp_path, server
+):
     lab = Laboratory.create(tmp_path / "home", server)
     write_questions(tmp_path / "text")
     started = lab.start(
@@ -93,7 +105,9 @@ def test_an_interval_in_tokens_counts_targets_and_says_so_where_they_are_few(tmp
     )
     assert started.wait() == 0, started.log.read_text()
     text = started.log.read_text()
-    assert text.count("train.save_steps=1k tokens: tokens are targets, and only") == 1, text
+    assert (
+        text.count("train.save_steps=1k tokens: tokens are targets, and only") == 1
+    ), text
     reader = RunReader(lab.run_dir("answers"))
     assert reader.results.tokens < 1000 < reader.results.input_tokens
     assert [found.step for found in reader.committed] == [24], "targets are counted"

@@ -13,10 +13,14 @@ SHORT = {
     ("torchrun", "infini", 2),
     ("save", "infini", 2),
 }  # test_flow.py kills the flow
-CELLS = list(product(("worker", "torchrun", "flow", "save"), ("softmax", "infini"), (1, 2)))
+CELLS = list(
+    product(("worker", "torchrun", "flow", "save"), ("softmax", "infini"), (1, 2))
+)
 MARKED = [
     pytest.param(
-        *cell, marks=[] if cell in SHORT else pytest.mark.slow, id="-".join(map(str, cell))
+        *cell,
+        marks=[] if cell in SHORT else pytest.mark.slow,
+        id="-".join(map(str, cell)),
     )
     for cell in CELLS
 ]
@@ -60,7 +64,10 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
     calm = uninterrupted(attention, workers)
     name = f"{victim}-{attention}-{workers}"
     rng = random.Random(name)
-    overrides = (f"model.attention={attention}", f"environment.nproc_per_node={workers}")
+    overrides = (
+        f"model.attention={attention}",
+        f"environment.nproc_per_node={workers}",
+    )
     kills = (
         2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1
     )  # one of them is resumed twice
@@ -73,7 +80,9 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
             assert not started.processes()
     lab.finish(name, *overrides)
     attempts = lab.assert_same(name, calm)["attempts"]
-    assert attempts == kills + 1, "not every kill interrupted something: the test proved nothing"
+    assert attempts == kills + 1, (
+        "not every kill interrupted something: the test proved nothing"
+    )
 
 
 def test_sigterm_saves_and_the_same_command_resumes(lab, calm_softmax_2):
@@ -100,9 +109,13 @@ def test_packed_rows_resume_bitwise_and_their_targets_are_counted(lab):
     assert started.wait() == 0, started.log.read_text()
     lab.assert_same("packed-killed", "packed-calm")
     tokens = [
-        record["tokens"] for record in lab.metrics("packed-calm") if record["kind"] == "train"
+        record["tokens"]
+        for record in lab.metrics("packed-calm")
+        if record["kind"] == "train"
     ]
-    steps = [after - before for before, after in zip([0, *tokens], tokens, strict=False)]
+    steps = [
+        after - before for before, after in zip([0, *tokens], tokens, strict=False)
+    ]
     assert all(0 < step <= BATCH * 32 for step in steps) and len(set(steps)) > 1
 
 
@@ -134,4 +147,6 @@ def test_killed_with_the_loss_on_answers_alone_resumes_bitwise(lab):
     assert (
         targets[0] < BATCH * 10 and calm["steps"] == 30
     )  # a number of five digits, not the 128 tokens of a row
-    assert any(line.get("memory_reads") for line in lines if line["kind"] == "validation")
+    assert any(
+        line.get("memory_reads") for line in lines if line["kind"] == "validation"
+    )

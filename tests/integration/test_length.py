@@ -15,7 +15,10 @@ def test_epochs_and_tokens_become_steps(lab):
     assert summary["steps"] == lab.lineage("epochs")["max_steps"] > 1
     tokens = summary["tokens"]
     same = lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}")
-    assert same["steps"] == summary["steps"] and same["weights_sha256"] == summary["weights_sha256"]
+    assert (
+        same["steps"] == summary["steps"]
+        and same["weights_sha256"] == summary["weights_sha256"]
+    )
     assert (
         lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same
     )  # nothing was left to do
@@ -23,7 +26,11 @@ def test_epochs_and_tokens_become_steps(lab):
 
 @pytest.mark.slow
 def test_a_run_stops_early_and_resumes_with_more_patience(lab):
-    early = ("train.eval_steps=2", "train.learning_rate=1e-30", "train.save_steps='900 tokens'")
+    early = (
+        "train.eval_steps=2",
+        "train.learning_rate=1e-30",
+        "train.save_steps='900 tokens'",
+    )
     summary = lab.finish("early", *early, "train.early_stopping_patience=2")
     assert (
         summary["steps"] == 6 and summary["stopped_early"] == 2

@@ -102,5 +102,7 @@ def folder(tmp_path_factory, server) -> Path:
 def test_damaged_files_are_refused_healed_or_harmless(folder, seed):
     cases = results_of(folder, seed, 1000)
     print(Counter(case["verdict"] for case in cases))
-    bad = [case for case in cases if case["verdict"] in ("exception", "failed", "silent")]
+    bad = [
+        case for case in cases if case["verdict"] in ("exception", "failed", "silent")
+    ]
     assert not bad, "\n".join(json.dumps(case, indent=1) for case in bad[:10])

@@ -53,7 +53,9 @@ class Hosts:
     folder: Path
     started: list[subprocess.Popen] = field(default_factory=list)
 
-    def start(self, host: str, name: str, *command: str, **variables: str) -> subprocess.Popen:
+    def start(
+        self, host: str, name: str, *command: str, **variables: str
+    ) -> subprocess.Popen:
         """A command on a host; its output is in `name`.log."""
         program = f'hostname host-{host}; exec "$@"'
         inside = [
@@ -109,7 +111,15 @@ def hosts(tmp_path_factory, lab):
             "infini-b",
         )
         for host, address in ADDRESSES.items():
-            ip("-n", f"infini-{host}", "address", "add", f"{address}/24", "dev", "cable")
+            ip(
+                "-n",
+                f"infini-{host}",
+                "address",
+                "add",
+                f"{address}/24",
+                "dev",
+                "cable",
+            )
             for interface in ("lo", "cable"):
                 ip("-n", f"infini-{host}", "link", "set", interface, "up")
         yield both
@@ -135,7 +145,9 @@ def command_of(lab: Laboratory, name: str) -> list[str]:
 def supervise(
     hosts: Hosts, lab: Laboratory, name: str, *overrides: str, log: str = "a"
 ) -> subprocess.Popen:
-    return hosts.start("a", f"{name}-{log}", *command_of(lab, name), *overrides, NODES_TEST=name)
+    return hosts.start(
+        "a", f"{name}-{log}", *command_of(lab, name), *overrides, NODES_TEST=name
+    )
 
 
 def join(hosts: Hosts, name: str, log: str = "b") -> subprocess.Popen:
@@ -143,7 +155,11 @@ def join(hosts: Hosts, name: str, log: str = "b") -> subprocess.Popen:
 
 
 def wait_for(
-    condition, started: list[subprocess.Popen], what: str, logs: list[Path], seconds: float = 240
+    condition,
+    started: list[subprocess.Popen],
+    what: str,
+    logs: list[Path],
+    seconds: float = 240,
 ):
     until = time.monotonic() + seconds
     while not condition():
@@ -185,7 +201,9 @@ def test_a_cut_cable_costs_the_steps_since_the_checkpoint_and_not_a_bit(
     assert_undisturbed(name)
 
 
-def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, assert_undisturbed):
+def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(
+    hosts, lab, assert_undisturbed
+):
     """Every pod runs the same command as process 1, knows its index from its environment, and gets SIGTERM when it is deleted."""
     name = "pods"
     command = command_of(lab, name)
@@ -212,15 +230,23 @@ def test_terminated_pods_of_an_indexed_job_save_and_resume_bitwise(hosts, lab, a
     ]
     for pid in commands:
         if (
-            Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1]
+            Path(f"/proc/{pid}/status")
+            .read_text()
+            .split("NSpid:")[1]
+            .split("\n")[0]
+            .split()[-1]
             == "1"
         ):
             os.kill(pid, signal.SIGTERM)
-    assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(log.read_text() for log in logs)
+    assert [pod.wait(120) for pod in pods] == [75, 75], "\n".join(
+        log.read_text() for log in logs
+    )
     (record,) = lab.attempts(name)
     assert record.kind == "preempted" and record.checkpoint_step == record.step > 0
     pods = start(2)
-    assert [pod.wait(240) for pod in pods] == [0, 0], hosts.log(f"{name}-a2").read_text()
+    assert [pod.wait(240) for pod in pods] == [0, 0], hosts.log(
+        f"{name}-a2"
+    ).read_text()
     assert_undisturbed(name)
 
 
@@ -228,11 +254,15 @@ def pid_of(name: str, command: str) -> int:
     """The process of a host that runs this of our commands."""
     ours = processes_of(f"NODES_TEST={name}").items()
     return next(
-        pid for pid, line in ours if f"infini-llama {command}" in line and "unshare" not in line
+        pid
+        for pid, line in ours
+        if f"infini-llama {command}" in line and "unshare" not in line
     )
 
 
-def test_a_stopped_node_and_a_killed_supervisor_resume_bitwise(hosts, lab, assert_undisturbed):
+def test_a_stopped_node_and_a_killed_supervisor_resume_bitwise(
+    hosts, lab, assert_undisturbed
+):
     name = "struck"
     logs = [hosts.log(f"{name}-{who}") for who in ("a", "b", "b2", "a2")]
     for log in logs:
@@ -287,19 +317,25 @@ def test_a_run_that_is_not_retried_ends_on_both_hosts(hosts, lab, tmp_path):
     name = "unretried"
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     both = [
-        supervise(hosts, lab, name, fault, "runtime.retries=1", "runtime.retry_delay=3"),
+        supervise(
+            hosts, lab, name, fault, "runtime.retries=1", "runtime.retry_delay=3"
+        ),
         join(hosts, name),
     ]
     assert both[0].wait(300) == 70, hosts.log(f"{name}-a").read_text()
     assert both[1].wait(60) == 70, hosts.log(f"{name}-b").read_text()
     assert [record.code for record in lab.attempts(name)] == [70, 70]
     again = [supervise(hosts, lab, name, log="a2"), join(hosts, name, log="b2")]
-    assert [process.wait(300) for process in again] == [0, 0], hosts.log(f"{name}-b2").read_text()
+    assert [process.wait(300) for process in again] == [0, 0], hosts.log(
+        f"{name}-b2"
+    ).read_text()
 
 
 def host_of(pid: int) -> str:
     """Which of the two hosts a process is on, by its network."""
     network = Path(f"/proc/{pid}/ns/net").stat().st_ino
     return next(
-        host for host in ADDRESSES if Path(f"/run/netns/infini-{host}").stat().st_ino == network
+        host
+        for host in ADDRESSES
+        if Path(f"/run/netns/infini-{host}").stat().st_ino == network
     )

@@ -82,7 +82,11 @@ def shorten(written, folder, ranks, parallel):
     config["train"]["sample_prompts"] = []
     config["evaluate"] = {"after_training": ["export"]}
     config["runtime"] = {"hang_timeout": SECONDS}
-    config["environment"] = {"device": "cpu", "nproc_per_node": ranks, "precision": "fp32"}
+    config["environment"] = {
+        "device": "cpu",
+        "nproc_per_node": ranks,
+        "precision": "fp32",
+    }
     written.write_text(yaml.safe_dump(config))
 
 
@@ -125,16 +129,22 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(
 
     exported = lab.run_dir("calm") / "export"
     ours, _, _ = load_run(lab.run_dir("calm"), "latest")
-    theirs = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        exported, trust_remote_code=True
+    ).eval()
     tokenizer, original = (
-        AutoTokenizer.from_pretrained(path, trust_remote_code=True) for path in (exported, model)
+        AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+        for path in (exported, model)
     )
-    ids = original("A number is hidden in this text. " * 20, return_tensors="pt").input_ids
+    ids = original(
+        "A number is hidden in this text. " * 20, return_tensors="pt"
+    ).input_ids
     with torch.no_grad():
         assert torch.equal(theirs(ids).logits, ours.eval()(ids))
     question = [{"role": "user", "content": "What is the pass key?"}]
     said, expected = (
-        each.apply_chat_template(question, tokenize=False) for each in (tokenizer, original)
+        each.apply_chat_template(question, tokenize=False)
+        for each in (tokenizer, original)
     )
     assert said == expected
     written = tmp_path / "language.yaml"
@@ -142,7 +152,8 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(
     answer(tmp_path, "import", str(exported), "--output", str(written), *segments)
     config = yaml.safe_load(written.read_text())
     assert (
-        config["model"]["memory_layers"] == [17, 18, 20, 23] and "init_gate" not in config["train"]
+        config["model"]["memory_layers"] == [17, 18, 20, 23]
+        and "init_gate" not in config["train"]
     )
     shorten(written, tmp_path, ranks, "ddp")
     second = Laboratory(tmp_path, written).start("language")
@@ -152,7 +163,8 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(
     layers = {
         int(name.split(".")[2])
         for name in learned
-        if name.startswith("model.layers.") and not torch.equal(learned[name], changed[name])
+        if name.startswith("model.layers.")
+        and not torch.equal(learned[name], changed[name])
     }
     assert layers == set(range(17, 30))
     settings = ("--prompt", "The sky is", "--max-new-tokens", "5", "--temperature", "0")

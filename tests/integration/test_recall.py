@@ -11,15 +11,22 @@ recall = program("recall")
 def test_a_row_queries_facts_of_earlier_segments():
     inputs, labels = recall.rows(50, 4, torch.Generator().manual_seed(0))
     for row, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
-        facts = [token - recall.FIRST_FACT for token in row[:48] if token != recall.FILLER]
-        known = {recall.FIRST_QUERY + fact // 16: recall.FIRST_ANSWER + fact % 16 for fact in facts}
+        facts = [
+            token - recall.FIRST_FACT for token in row[:48] if token != recall.FILLER
+        ]
+        known = {
+            recall.FIRST_QUERY + fact // 16: recall.FIRST_ANSWER + fact % 16
+            for fact in facts
+        }
         asked = {
             token: answer
             for token, answer in zip(row, answers, strict=True)
             if answer != recall.IGNORE_INDEX
         }
         assert (
-            len(known) == 6 and asked == known and not any(answer >= 0 for answer in answers[:48])
+            len(known) == 6
+            and asked == known
+            and not any(answer >= 0 for answer in answers[:48])
         )
 
 

@@ -55,12 +55,16 @@ def test_a_run_is_finished_whatever_wandb_waits_for(lab, tmp_path, stuck):
     assert (attempt.kind, attempt.step) == ("done", 16)
     result = json.loads((lab.run_dir(name) / "result.json").read_text())
     assert result["steps"] == 16 and result["samples"]
-    assert [line.step for line in RunReader(lab.run_dir(name)).trained] == [*range(1, 17)]
+    assert [line.step for line in RunReader(lab.run_dir(name)).trained] == [
+        *range(1, 17)
+    ]
     text = started.log.read_text()
     assert text.count("reporting to Weights & Biases") == (stuck != "exit"), text
     assert "reporting to TensorBoard" not in text
     logged = (lab.run_dir(name) / "logs/attempt-01/rank-0.log").read_text()
-    assert "most recent call first" not in logged, "the supervisor ended a rank that hung"
+    assert "most recent call first" not in logged, (
+        "the supervisor ended a rank that hung"
+    )
     events = list((lab.run_dir(name) / "tensorboard").glob("events*"))
     assert events and events[0].stat().st_size > 1000
 
@@ -76,5 +80,7 @@ def test_a_hook_that_hangs_is_named(lab, tmp_path):
     started = lab.start("hook", *settings, on_the_path(tmp_path), "runtime.retries=0")
     assert started.wait() == 76, started.log.read_text()
     (attempt,) = lab.attempts("hook")
-    assert attempt.code == 76 and "in phase 'metrics_hook' after step 5" in attempt.message
+    assert (
+        attempt.code == 76 and "in phase 'metrics_hook' after step 5" in attempt.message
+    )
     assert attempt.checkpoint_step == 4

@@ -74,11 +74,15 @@ def strikes(tmp_path: Path, count: int, seed: int) -> None:
     for number in range(count):
         heard, say = os.pipe()
         child = in_a_fork(
-            partial(save_for_ever, run.checkpoints, bool(number % 2), announced + 1, say)
+            partial(
+                save_for_ever, run.checkpoints, bool(number % 2), announced + 1, say
+            )
         )
         os.close(say)
         with os.fdopen(heard) as lines:
-            announced = int(lines.readline())  # it runs: now strike within about two saves
+            announced = int(
+                lines.readline()
+            )  # it runs: now strike within about two saves
             time.sleep(rng.uniform(0, 0.08))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -87,7 +91,9 @@ def strikes(tmp_path: Path, count: int, seed: int) -> None:
         remove_staging(run)
         _, status = os.waitpid(in_a_fork(partial(whole_and_newest, run, announced)), 0)
         assert status == 0, f"kill {number}, after step {announced}"
-        announced = max(checkpoints.step_of(path) for path in run.checkpoints.glob("step-*"))
+        announced = max(
+            checkpoints.step_of(path) for path in run.checkpoints.glob("step-*")
+        )
     assert caught > count // 4, f"only {caught} kills fell into a save"
 
 
@@ -97,18 +103,26 @@ def whole_and_newest(run: RunFolder, announced: int) -> None:
     from infini_llama.tasks.storage.tensors import load_tensors
 
     newest = checkpoints.newest_with_damaged_moved_aside(run.checkpoints)
-    assert newest is not None and checkpoints.step_of(newest) in (announced, announced + 1), newest
+    assert newest is not None and checkpoints.step_of(newest) in (
+        announced,
+        announced + 1,
+    ), newest
     assert not list(run.checkpoints.glob("*.damaged-*")), (
         "a half-written checkpoint had a checkpoint's name"
     )
-    state = {f"{part}.{layer}": torch.zeros(256, 512) for layer in range(8) for part in "ab"}
+    state = {
+        f"{part}.{layer}": torch.zeros(256, 512) for layer in range(8) for part in "ab"
+    }
     load_tensors(newest, state)
     assert all(
-        value.unique().tolist() == [float(checkpoints.step_of(newest))] for value in state.values()
+        value.unique().tolist() == [float(checkpoints.step_of(newest))]
+        for value in state.values()
     )
 
 
-@pytest.mark.parametrize(("count", "seed"), [(8, 1), pytest.param(50, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("count", "seed"), [(8, 1), pytest.param(50, 2, marks=pytest.mark.slow)]
+)
 def test_what_was_announced_is_whole_after_a_kill_at_any_moment(tmp_path, count, seed):
     """`strikes` forks, which wants a process without the threads of a test run."""
     code = f"from test_save_kills import *; strikes(Path({str(tmp_path)!r}), {count}, {seed})"
@@ -117,6 +131,10 @@ def test_what_was_announced_is_whole_after_a_kill_at_any_moment(tmp_path, count,
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -51,10 +51,14 @@ def calm(lab) -> str:
 
 
 def checkpoint_steps(lab: Laboratory, name: str) -> list[int]:
-    return [found.step for found in checkpoints.committed(lab.run_dir(name) / "checkpoints")]
+    return [
+        found.step for found in checkpoints.committed(lab.run_dir(name) / "checkpoints")
+    ]
 
 
-def wait_for_phase(lab: Laboratory, name: str, phase: str, step: int, started: Started) -> None:
+def wait_for_phase(
+    lab: Laboratory, name: str, phase: str, step: int, started: Started
+) -> None:
     """Wait until the first rank of the newest attempt is in `phase` after `step` steps."""
 
     def is_there() -> bool:
@@ -62,7 +66,8 @@ def wait_for_phase(lab: Laboratory, name: str, phase: str, step: int, started: S
         newest = sorted((lab.run_dir(name) / "logs").glob("attempt-*"))[-1:]
         files = [folder / "heartbeat-0" for folder in newest]
         return any(
-            file.exists() and file.read_text().split()[:2] == [str(step), phase] for file in files
+            file.exists() and file.read_text().split()[:2] == [str(step), phase]
+            for file in files
         )
 
     wait_until(is_there, 120, f"{name} was never in {phase} after step {step}")
@@ -87,7 +92,9 @@ def test_a_stop_while_texts_are_written_keeps_the_step(lab, calm, tmp_path, capl
     started = lab.start("texts", *settings, slow)
     wait_until(lambda: "validation loss" in started.log.read_text(), 120)
     wait_for_phase(lab, "texts", "samples", 8, started)
-    wait_until(lambda: checkpoint_steps(lab, "texts") == [8], 3, "texts were written before")
+    wait_until(
+        lambda: checkpoint_steps(lab, "texts") == [8], 3, "texts were written before"
+    )
     text = stop(started, 10)
     assert "the newest checkpoint is at step 8" in text
     assert checkpoint_steps(lab, "texts") == [8], "no other step was begun"
@@ -123,7 +130,9 @@ def change(module):
     assert checkpoint_steps(lab, "unsaved") == [16, 8]
 
 
-def test_a_stop_in_the_first_evaluation_gives_it_up_until_the_next_attempt(lab, tmp_path):
+def test_a_stop_in_the_first_evaluation_gives_it_up_until_the_next_attempt(
+    lab, tmp_path
+):
     settings = (*TWO_RANKS, LONG_EVALUATION)
     lab.finish("calm-evaluated", *settings)
     slow = inject(tmp_path, EVALUATION, SLOW_EVALUATION)
@@ -145,7 +154,9 @@ def test_a_stop_in_the_first_evaluation_gives_it_up_until_the_next_attempt(lab, 
         assert not checkpoints.read_state(kept[-1].path).evaluation_due
 
 
-def test_a_stop_in_the_last_evaluation_leaves_a_run_that_the_same_command_finishes(lab, tmp_path):
+def test_a_stop_in_the_last_evaluation_leaves_a_run_that_the_same_command_finishes(
+    lab, tmp_path
+):
     settings = (*TWO_RANKS, LONG_EVALUATION, "train.eval_steps=100")
     lab.finish("calm-last", *settings)
     slow = inject(tmp_path, EVALUATION, SLOW_EVALUATION)
@@ -170,6 +181,9 @@ def test_a_measured_evaluation_runs_to_its_end(lab, tmp_path):
     wait_for_phase(lab, "measured", "evaluate", 8, started)
     stop(started, 30)
     validated = RunReader(lab.run_dir("measured")).validated
-    assert [line.step for line in validated if isinstance(line, ValidationLine)] == [4, 8]
+    assert [line.step for line in validated if isinstance(line, ValidationLine)] == [
+        4,
+        8,
+    ]
     newest = checkpoints.committed(lab.run_dir("measured") / "checkpoints")[0]
     assert newest.step == 8 and newest.validation_loss is not None

@@ -47,13 +47,21 @@ def origin(tmp_path_factory) -> Iterator[str]:
 
 def test_the_preflight_of_another_origin_is_refused(origin):
     answer = httpx.options(f"{origin}/api/variables/", headers=EVIL | PREFLIGHT)
-    assert answer.status_code == 400 and "access-control-allow-origin" not in answer.headers
+    assert (
+        answer.status_code == 400
+        and "access-control-allow-origin" not in answer.headers
+    )
 
 
 @pytest.mark.parametrize("kind", [{"Content-Type": "text/plain"}, {}])
 def test_a_request_without_a_preflight_changes_nothing(origin, kind):
-    answer = httpx.post(f"{origin}/api/variables/", content=VARIABLE, headers=EVIL | kind)
-    assert answer.status_code >= 400 and "access-control-allow-origin" not in answer.headers
+    answer = httpx.post(
+        f"{origin}/api/variables/", content=VARIABLE, headers=EVIL | kind
+    )
+    assert (
+        answer.status_code >= 400
+        and "access-control-allow-origin" not in answer.headers
+    )
 
 
 def test_another_origin_reads_nothing(origin):
@@ -62,8 +70,13 @@ def test_another_origin_reads_nothing(origin):
 
 
 def test_the_ui_and_clients_are_answered(origin):
-    answer = httpx.options(f"{origin}/api/variables/", headers=PREFLIGHT | {"Origin": origin})
-    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == origin
+    answer = httpx.options(
+        f"{origin}/api/variables/", headers=PREFLIGHT | {"Origin": origin}
+    )
+    assert (
+        answer.status_code == 200
+        and answer.headers["access-control-allow-origin"] == origin
+    )
     with get_client(sync_client=True) as client:
         client.create_variable(VariableCreate(name="mine", value="x"))
         assert [variable.name for variable in client.read_variables()] == ["mine"], (
@@ -74,7 +87,9 @@ def test_the_ui_and_clients_are_answered(origin):
 def test_the_ui_is_unpacked_where_the_user_may_write(origin):
     unpacked = Path(os.environ["PREFECT_HOME"], "ui")
     pages = {path: httpx.get(f"{origin}{path}").status_code for path in ("/", "/v2/")}
-    assert pages == {"/": 200, "/v2/": 200} and {folder.name for folder in unpacked.glob("v*")} == {
+    assert pages == {"/": 200, "/v2/": 200} and {
+        folder.name for folder in unpacked.glob("v*")
+    } == {
         "v1",
         "v2",
     }
@@ -91,7 +106,11 @@ REFUSED = [
 
 
 def status(
-    origin: str, path: str, *hosts: str, method: str = "GET", more: str = "Connection: close\r\n"
+    origin: str,
+    path: str,
+    *hosts: str,
+    method: str = "GET",
+    more: str = "Connection: close\r\n",
 ) -> int:
     """The status of a request with these Host headers, as a browser sends it."""
     address = httpx.URL(origin)
@@ -127,7 +146,9 @@ def test_the_hosts_of_this_machine_and_names_given_are_answered(origin):
 
 
 def test_a_web_socket_of_another_host_is_refused(origin):
-    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade = (
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    )
     upgrade += "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
     codes = [
         status(origin, "/api/events/in", host, more=upgrade)
@@ -147,7 +168,9 @@ def test_a_run_whose_lease_is_lost_goes_on(origin, monkeypatch):
     def is_renewed() -> bool:
         return any(thread.name.endswith(str(lease)) for thread in threading.enumerate())
 
-    with flow_engine.maintain_concurrency_lease(lease, 300, raise_on_lease_renewal_failure=True):  # pyright: ignore[reportPrivateImportUsage]
+    with flow_engine.maintain_concurrency_lease(
+        lease, 300, raise_on_lease_renewal_failure=True
+    ):  # pyright: ignore[reportPrivateImportUsage]
         assert is_renewed()
         wait_until(lambda: not is_renewed(), 60)
         time.sleep(0.5)  # a cancellation would arrive here

@@ -17,7 +17,11 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"),
     reason="as root alone, files of two users can be made",
 )
-UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner,-chown"]
+UNPRIVILEGED = [
+    "setpriv",
+    "--bounding-set",
+    "-dac_override,-dac_read_search,-fowner,-chown",
+]
 PROGRAM = "import sys; from infini_llama.flows.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -41,7 +45,9 @@ def give_away(*paths: Path, readable: bool = True) -> None:
 def test_gc_removes_what_it_may(built, make_run, readable):
     """With a umask that lets others read, and without."""
     home, mine, theirs = built[0], make_run() / "checkpoints", make_run("theirs")
-    shutil.rmtree(home / "units")  # the copy of the home has none that a dataset links to
+    shutil.rmtree(
+        home / "units"
+    )  # the copy of the home has none that a dataset links to
     removed, kept, note = (
         staging(mine / "step-00000120"),
         staging(theirs / "step-00000120"),

@@ -20,7 +20,10 @@ NODES = ("node-1", "node-2")
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch")
 MISSING = pytest.mark.skipif(
     os.geteuid() != 0
-    or not all(shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") for program in NEEDED),
+    or not all(
+        shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
+        for program in NEEDED
+    ),
     reason="starts a Slurm of its own: needs root and slurmctld, slurmd and munge on PATH",
 )
 # A requeued job waits until the credential of its last start has expired: 10 s here, two minutes by default.
@@ -64,7 +67,9 @@ def slurm(tmp_path_factory):
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={os.cpu_count()} State=UNKNOWN"
         for node in NODES
     )
-    text = CONFIGURATION.format(folder=folder, host=host, ports=[free_port()], nodes=nodes)
+    text = CONFIGURATION.format(
+        folder=folder, host=host, ports=[free_port()], nodes=nodes
+    )
     (folder / "slurm.conf").write_text(text)
     environment = os.environ | {
         "SLURM_CONF": str(folder / "slurm.conf"),
@@ -90,14 +95,23 @@ def slurm(tmp_path_factory):
             with (folder / f"{command[0]}-{len(running)}.out").open("wb") as log:
                 running.append(
                     subprocess.Popen(
-                        command, env=environment, stdout=log, stderr=log, start_new_session=True
+                        command,
+                        env=environment,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                     )
                 )
             time.sleep(1)
 
         def run(*command: str) -> str:
             done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=60, check=False
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
             )
             return done.stdout + done.stderr
 
@@ -134,7 +148,9 @@ def submit(slurm, lab):
     """Submits deploy/train.sbatch for a run on both nodes; returns the job's number."""
 
     def batch(name: str, *options: str) -> str:
-        environment = own_environment(lab.home) | slurm.environment | {"SRUN_TEST": name}
+        environment = (
+            own_environment(lab.home) | slurm.environment | {"SRUN_TEST": name}
+        )
         environment["PATH"] = f"{Path(COMMAND).parent}:{environment['PATH']}"
         slurm.environment.update(environment)
         settings = [f"runtime.name={name}", f"runtime.home={lab.home}", *STEPS]
@@ -166,7 +182,10 @@ def wait_for_step(slurm, lab, name: str, job: str, step: int) -> None:
 
 
 def ended(slurm, lab, name: str, job: str, wanted: str) -> None:
-    wait_until(lambda: state(slurm, job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 300)
+    wait_until(
+        lambda: state(slurm, job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
+        300,
+    )
     assert state(slurm, job) == wanted, (lab.home / f"{name}.out").read_text()
     wait_until(lambda: not processes_of(f"SRUN_TEST={name}"), 30)
 
@@ -221,7 +240,9 @@ def test_a_partition_that_does_not_exist_is_reported(slurm, lab):
         "environment.launcher=srun",
         "environment.srun_options=[--partition=nowhere]",
     ]
-    started = lab.start("refused", *settings, "runtime.retries=0", env=slurm.environment)
+    started = lab.start(
+        "refused", *settings, "runtime.retries=0", env=slurm.environment
+    )
     assert started.wait() == 70
     assert (
         "environment.srun_options" in started.log.read_text()
@@ -229,7 +250,9 @@ def test_a_partition_that_does_not_exist_is_reported(slurm, lab):
     )
 
 
-def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(slurm, lab, calm, submit):
+def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(
+    slurm, lab, calm, submit
+):
     job = submit("limit")
     wait_for_step(slurm, lab, "limit", job, 20)
     slurm(
@@ -261,7 +284,9 @@ def test_a_cancelled_job_can_be_submitted_again(slurm, lab, calm, submit):
 
 
 @pytest.mark.parametrize("program", ["torchrun", "srun"])
-def test_a_killed_torchrun_or_srun_is_one_failed_attempt(slurm, lab, calm, submit, program):
+def test_a_killed_torchrun_or_srun_is_one_failed_attempt(
+    slurm, lab, calm, submit, program
+):
     name = f"{program}-killed"
     job = submit(name)
     wait_for_step(slurm, lab, name, job, 25)

@@ -23,13 +23,17 @@ def test_a_hung_rank_is_named_and_the_run_resumes(lab, calm_softmax_2):
     lab.wait_for_step("stopped", 23, started)
     # The save of step 20 goes on in the background.
     wait_until(
-        (lab.run_dir("stopped") / "checkpoints/step-00000020").is_dir, 60, "step 20 was not saved"
+        (lab.run_dir("stopped") / "checkpoints/step-00000020").is_dir,
+        60,
+        "step 20 was not saved",
     )
     logs = lab.run_dir("stopped") / "logs"
     status = json.loads((logs / "attempt-01/status-1.json").read_text())
     os.kill(status["pid"], signal.SIGSTOP)
     wait_until(
-        lambda: len(list(logs.glob("attempt-*"))) == 2, 60, "the stopped rank was not noticed"
+        lambda: len(list(logs.glob("attempt-*"))) == 2,
+        60,
+        "the stopped rank was not noticed",
     )
     assert started.wait() == 0, started.log.read_text()
     assert not started.processes()
@@ -46,7 +50,9 @@ def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
     lab, texts = Laboratory.create(tmp_path / "home", server), tmp_path / "texts"
     texts.mkdir()
     for number in range(40):
-        (texts / f"{number}.txt").write_text(f"the {number}th text of a folder that grows. " * 20)
+        (texts / f"{number}.txt").write_text(
+            f"the {number}th text of a folder that grows. " * 20
+        )
     settings = (
         *SOFTMAX_2,
         "data.source=files",
@@ -60,7 +66,9 @@ def test_text_added_meanwhile_does_not_end_a_run_that_goes_on(tmp_path, server):
     lab.finish("grown", *settings)
     lab.assert_same("grown", "calm")
     killed = lab.attempts("grown")[0]
-    assert (killed.code, killed.from_step) == (70, 0), "on record although its command was killed"
+    assert (killed.code, killed.from_step) == (70, 0), (
+        "on record although its command was killed"
+    )
     assert lab.start("grown", *settings).wait() == 64, (
         "the text is another one than that of the finished run"
     )
@@ -76,14 +84,24 @@ def change(module):
 """
 
 
-def test_what_is_only_for_people_ends_no_training_of_several_ranks(lab, calm_softmax_2, tmp_path):
-    broken = inject(tmp_path, "infini_llama.tasks.train.worker.callbacks.samples", FOR_PEOPLE)
-    (tmp_path / "mine.py").write_text("def hook(model, record):\n    raise RuntimeError('as if')\n")
+def test_what_is_only_for_people_ends_no_training_of_several_ranks(
+    lab, calm_softmax_2, tmp_path
+):
+    broken = inject(
+        tmp_path, "infini_llama.tasks.train.worker.callbacks.samples", FOR_PEOPLE
+    )
+    (tmp_path / "mine.py").write_text(
+        "def hook(model, record):\n    raise RuntimeError('as if')\n"
+    )
     lab.finish("for-people", *SOFTMAX_2, broken, "train.metrics_hook=mine:hook")
     lab.assert_same("for-people", calm_softmax_2)
     assert len(lab.attempts("for-people")) == 1
-    for rank, parts in enumerate((("sampling", "TensorBoard", "metrics_hook"), ("metrics_hook",))):
-        text = (lab.run_dir("for-people") / f"logs/attempt-01/rank-{rank}.log").read_text()
+    for rank, parts in enumerate(
+        (("sampling", "TensorBoard", "metrics_hook"), ("metrics_hook",))
+    ):
+        text = (
+            lab.run_dir("for-people") / f"logs/attempt-01/rank-{rank}.log"
+        ).read_text()
         assert text.count("WARNING infini_llama.cards") == len(parts) and all(
             part in text for part in parts
         )
@@ -115,7 +133,9 @@ def change(module):
 """
 
 
-def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, calm_softmax_2, tmp_path):
+def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(
+    lab, calm_softmax_2, tmp_path
+):
     slow = inject(tmp_path, "infini_llama.tasks.train.worker.checkpointer", SLOW_SAVE)
     started = lab.start("twice-stopped", *SOFTMAX_2, slow, "runtime.grace_period=100")
     lab.wait_for_step("twice-stopped", 14, started)
@@ -125,22 +145,35 @@ def test_a_second_ctrl_c_ends_at_once_with_a_valid_last_checkpoint(lab, calm_sof
     started.process.send_signal(signal.SIGINT)
     assert started.wait(30) == 75, started.log.read_text()
     text = started.log.read_text()
-    assert "second signal received" in text and "the newest checkpoint is at step 10" in text
+    assert (
+        "second signal received" in text
+        and "the newest checkpoint is at step 10" in text
+    )
     assert not started.processes()
     lab.finish("twice-stopped", *SOFTMAX_2)
     time_spent = lab.assert_same("twice-stopped", calm_softmax_2)["goodput"]
-    parts = sum(seconds for part, seconds in time_spent.items() if part not in ("wall", "share"))
+    parts = sum(
+        seconds for part, seconds in time_spent.items() if part not in ("wall", "share")
+    )
     assert abs(parts - time_spent["wall"]) < 0.02 * time_spent["wall"]
-    assert time_spent["lost_work"] > 0 and time_spent["down"] > 0 and time_spent["training"] > 0
+    assert (
+        time_spent["lost_work"] > 0
+        and time_spent["down"] > 0
+        and time_spent["training"] > 0
+    )
     last = json.loads(
         (lab.run_dir("twice-stopped") / "metrics.jsonl").read_text().splitlines()[-2]
     )["goodput"]
     assert abs(last["lost_work"] - time_spent["lost_work"]) < 0.02 * time_spent["wall"]
 
 
-def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, calm_softmax_2, tmp_path):
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(
+    lab, calm_softmax_2, tmp_path
+):
     expected = lab.summary(calm_softmax_2)
-    tight = inject(tmp_path, "infini_llama.tasks.train.worker.strategies.native", OUT_OF_MEMORY)
+    tight = inject(
+        tmp_path, "infini_llama.tasks.train.worker.strategies.native", OUT_OF_MEMORY
+    )
     summary = lab.finish("tight", *SOFTMAX_2, tight)
     first, second = lab.attempts("tight")
     assert (first.code, second.kind) == (71, "done")
@@ -148,9 +181,10 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_order(lab, calm_soft
         "found before the first step"
     )
     assert first.error.memory["most_resident"] > 10**7
-    assert read_attempt_plan(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size == 4, (
-        "8 halved"
-    )
+    assert (
+        read_attempt_plan(lab.run_dir("tight") / "logs/attempt-02").micro_batch_size
+        == 4
+    ), "8 halved"
     assert abs(summary["validation_loss"] - expected["validation_loss"]) < 1e-4, (
         "the same samples in the same order"
     )
@@ -182,7 +216,9 @@ def not_finite(lab, calm_softmax_2, tmp_path):
     It is by their first rows, of the table that the undisturbed run was trained on.
     """
     dataset = lab.lineage(calm_softmax_2)["dataset"]
-    manifest = lab.home / dataset["path"] / "chunks" / dataset["row_table"] / "manifest.json"
+    manifest = (
+        lab.home / dataset["path"] / "chunks" / dataset["row_table"] / "manifest.json"
+    )
     rows = json.loads(manifest.read_text())["content"]["rows"]["train"]
 
     def setting(steps: range) -> str:
@@ -199,7 +235,11 @@ def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, not_finite):
     expected = lab.finish("poison-calm", *SOFTMAX_2, injected)
     assert expected["updates_left_out"] == 3
     lines = lab.metrics("poison-calm")
-    assert [line["step"] for line in lines if line["kind"] == "train" and line["loss"] is None] == [
+    assert [
+        line["step"]
+        for line in lines
+        if line["kind"] == "train" and line["loss"] is None
+    ] == [
         22,
         23,
         24,
@@ -214,10 +254,14 @@ def test_non_finite_updates_are_skipped_and_survive_a_kill(lab, not_finite):
 
 
 def test_too_many_non_finite_updates_roll_back_and_skip_the_samples(lab, not_finite):
-    summary = lab.finish("diverges", *SOFTMAX_2, not_finite(range(24, 33)), "train.max_skips=4")
+    summary = lab.finish(
+        "diverges", *SOFTMAX_2, not_finite(range(24, 33)), "train.max_skips=4"
+    )
     first, second = lab.attempts("diverges")
     assert (first.code, second.kind, second.from_step) == (72, "done", 20)
-    assert lab.lineage("diverges")["skipped_samples"] == [{"first": 20 * BATCH, "end": 28 * BATCH}]
+    assert lab.lineage("diverges")["skipped_samples"] == [
+        {"first": 20 * BATCH, "end": 28 * BATCH}
+    ]
     assert summary["updates_left_out"] == 4, (
         "after the window the rest of the bad samples are left out one by one"
     )
@@ -231,7 +275,9 @@ def poison(checkpoint) -> None:
     (staged / "manifest.json").unlink()
     table = json.loads((staged / "tensors.json").read_text())["tensors"]
     part = next(
-        entry for name, entry in table.items() if "embed" in name and name.startswith("model.")
+        entry
+        for name, entry in table.items()
+        if "embed" in name and name.startswith("model.")
     )["parts"][0]
     with (staged / part["file"]).open("r+b") as file:
         file.seek(part["start"])
@@ -245,7 +291,8 @@ def test_a_checkpoint_of_weights_that_are_not_finite_is_passed_over(lab):
     settings = (*SOFTMAX_2, "train.max_skips=2")
     lab.stop_at(34, "poisoned", *settings)
     newest, older = (
-        found.path for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
+        found.path
+        for found in checkpoints.committed(lab.run_dir("poisoned") / "checkpoints")[:2]
     )
     poison(newest)
     summary = lab.finish("poisoned", *settings)
@@ -273,7 +320,9 @@ def change(module):
 
 
 def test_weights_that_are_not_finite_are_not_saved(lab, tmp_path):
-    injected = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", NON_FINITE_WEIGHTS)
+    injected = inject(
+        tmp_path, "infini_llama.tasks.train.worker.trainer", NON_FINITE_WEIGHTS
+    )
     summary = lab.finish(
         "not-saved", "model.attention=softmax", "environment.nproc_per_node=1", injected
     )
@@ -285,7 +334,9 @@ def test_weights_that_are_not_finite_are_not_saved(lab, tmp_path):
 @pytest.mark.slow
 def test_divergence_without_end_stops_with_a_sentence(lab, not_finite):
     bad = not_finite(range(1, 200))
-    started = lab.start("hopeless", *SOFTMAX_2, bad, "train.max_skips=2", "runtime.max_rollbacks=1")
+    started = lab.start(
+        "hopeless", *SOFTMAX_2, bad, "train.max_skips=2", "runtime.max_rollbacks=1"
+    )
     assert started.wait() == 72, started.log.read_text()
     assert (
         "were skipped" in started.log.read_text()

@@ -75,14 +75,22 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
         ("", ""),
     ],
 )  # fmt: skip
-def test_the_cause_for_which_no_worker_started_is_what_torchrun_printed(tmp_path, log, cause):
+def test_the_cause_for_which_no_worker_started_is_what_torchrun_printed(
+    tmp_path, log, cause
+):
     (tmp_path / "torchrun.log").write_text(log)
     workers = TorchrunWorkers(subprocess.Popen(["true"]), tmp_path, 1, 1)
     workers.process.wait()
     assert workers.hint() == cause
 
 
-@pytest.mark.skipif(not can_make_hosts(), reason="needs user namespaces, iproute2 and util-linux")
+@pytest.mark.skipif(
+    not can_make_hosts(), reason="needs user namespaces, iproute2 and util-linux"
+)
 def test_torchrun_does_not_look_up_the_name_of_its_host(tmp_path):
-    start(tmp_path, on_nameless_host(tmp_path, command_of(tmp_path), hosts="::1 localhost\n"), {})
+    start(
+        tmp_path,
+        on_nameless_host(tmp_path, command_of(tmp_path), hosts="::1 localhost\n"),
+        {},
+    )
     assert "nosuch" not in (tmp_path / "name-server.log").read_text()

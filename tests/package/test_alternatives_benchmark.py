@@ -12,13 +12,17 @@ from support.differences import relative
 from support.models import small
 
 bench = program("pretrained_alternatives")
-HEADS = 2 * 2 * 8  # numbers of a token's keys and values in a layer: two key-value heads of 8
+HEADS = (
+    2 * 2 * 8
+)  # numbers of a token's keys and values in a layer: two key-value heads of 8
 TIMES = ("read_seconds", "cpu_seconds", "load", "seconds", "median_seconds")
 
 
 @pytest.fixture
 def llama():
-    model = Llama(small(num_key_value_heads=2, rope_theta=500.0, initializer_range=0.1)).eval()
+    model = Llama(
+        small(num_key_value_heads=2, rope_theta=500.0, initializer_range=0.1)
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -37,7 +41,10 @@ def logits_in_pieces(window, ids):
 def test_a_window_longer_than_the_text_gives_the_logits_of_full_attention(llama):
     ids = torch.randint(97, (1, bench.WINDOW_PIECE + 40))
     window = bench.SlidingWindow(llama, ids.shape[1] + 1)
-    assert relative(window.logits(window.read(ids, window.new_states(1, 0))), llama(ids)) < 1e-5
+    assert (
+        relative(window.logits(window.read(ids, window.new_states(1, 0))), llama(ids))
+        < 1e-5
+    )
     assert relative(logits_in_pieces(window, ids), llama(ids)) < 1e-5
 
 
@@ -77,10 +84,18 @@ def test_layers_that_share_buffers_decode_what_each_would_with_its_own(llama):
 def options(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "RESULTS", tmp_path / "results.jsonl")
     softmax, _ = run_of(name="original")
-    export(softmax, tmp_path / "folder", checkpoint="latest", dtype="float32", max_shard_size="5GB")
+    export(
+        softmax,
+        tmp_path / "folder",
+        checkpoint="latest",
+        dtype="float32",
+        max_shard_size="5GB",
+    )
     run, _ = run_of(name="memory", attention="infini", segment_length=64)
     words = f"{tmp_path}/folder --run {run} --boundaries 1 --samples 1 --windows 8 --factors cover 100 --lengths 40 200"
-    return bench.parser().parse_args([*words.split(), "--repetitions", "2", "--state-gib", "0"])
+    return bench.parser().parse_args(
+        [*words.split(), "--repetitions", "2", "--state-gib", "0"]
+    )
 
 
 def test_each_case_of_each_method_is_measured_once(options):
@@ -88,7 +103,13 @@ def test_each_case_of_each_method_is_measured_once(options):
     whole = bench.RESULTS.read_text()
     lines = [json.loads(line) for line in whole.splitlines()]
     asked = [line for line in lines if line["kind"] == "passkey"]
-    assert [line["method"] for line in asked] == ["full", "yarn", "yarn", "window", "memory"]
+    assert [line["method"] for line in asked] == [
+        "full",
+        "yarn",
+        "yarn",
+        "window",
+        "memory",
+    ]
     covering, named = asked[1:3]
     context, most_answer = 16, 6
     assert covering["rope_factor"] * context >= covering["tokens"]
@@ -99,13 +120,17 @@ def test_each_case_of_each_method_is_measured_once(options):
     bench.RESULTS.write_text("".join(whole.splitlines(keepends=True)[:-1]))
     bench.measure(options)
     again = [json.loads(line) for line in bench.RESULTS.read_text().splitlines()]
-    assert [without_times(line) for line in again] == [without_times(line) for line in lines]
+    assert [without_times(line) for line in again] == [
+        without_times(line) for line in lines
+    ]
     assert len(bench.summary()) == len(lines)
 
 
 def test_a_text_that_the_original_covers_is_not_asked_with_the_covering_factor(options):
     file = options.original / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 4096}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 4096})
+    )
     options.kinds, options.methods = ["passkey"], ["yarn"]
     bench.measure(options)
     assert [line["factor"] for line in bench.CaseLines(bench.RESULTS).read()] == [100]
@@ -129,4 +154,6 @@ def test_sizes_of_the_states_are_exact(options):
         segment = (
             (HEADS + HEADS // 2) * 64 * two_bytes
         )  # keys, values, and keys that are not rotated
-        assert sizes["memory", tokens] == layers * (segment + 2 * (8 * 8 + 8) * four_bytes)
+        assert sizes["memory", tokens] == layers * (
+            segment + 2 * (8 * 8 + 8) * four_bytes
+        )

@@ -24,13 +24,19 @@ for turn in range(order["turns"]):
 
 
 @pytest.mark.parametrize(
-    "wrong", [[9.0, 8.1], [9.0, 8.0, 7.0], [9.0], [9.0, float("nan")], [9.0, float("inf")]], ids=str
+    "wrong",
+    [[9.0, 8.1], [9.0, 8.0, 7.0], [9.0], [9.0, float("nan")], [9.0, float("inf")]],
+    ids=str,
 )
 def test_numbers_that_differ_are_refused(wrong):
     agreement = program("agreement")
-    assert agreement.require_close("losses", {"a": [9.0, 8.0], "b": [9.0, 8.001]}) < 2e-4
+    assert (
+        agreement.require_close("losses", {"a": [9.0, 8.0], "b": [9.0, 8.001]}) < 2e-4
+    )
     with pytest.raises(SystemExit, match="of c "):
-        agreement.require_close("losses", {"a": [9.0, 8.0], "b": [9.0, 8.001], "c": wrong})
+        agreement.require_close(
+            "losses", {"a": [9.0, 8.0], "b": [9.0, 8.001], "c": wrong}
+        )
     with pytest.raises(SystemExit):  # also where the first one is wrong
         agreement.require_close("losses", {"a": wrong, "b": [9.0, 8.0]})
 
@@ -57,7 +63,9 @@ def training(tmp_path, monkeypatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("program", ["ours", "trainer", "litgpt"])
-def test_training_stores_nothing_where_a_lane_learns_otherwise(training, monkeypatch, program):
+def test_training_stores_nothing_where_a_lane_learns_otherwise(
+    training, monkeypatch, program
+):
     """As ours once did, with a learning rate of 0."""
     monkeypatch.setenv(f"WRONG_{program.upper()}", "0.01")
     with pytest.raises(SystemExit, match="losses"):
@@ -65,12 +73,17 @@ def test_training_stores_nothing_where_a_lane_learns_otherwise(training, monkeyp
     assert not training.RESULTS.exists()
 
 
-def test_training_compares_eager_with_eager_and_compiled_with_compiled(training, capsys):
+def test_training_compares_eager_with_eager_and_compiled_with_compiled(
+    training, capsys
+):
     training.main()
     (row,) = json.loads(training.RESULTS.read_text())["rows"]
     assert len(row["starts"]) == 2
     for start in row["starts"]:
-        assert len(start["lanes"]) == 10 and start["losses_differ_relatively_by_at_most"] == 0
+        assert (
+            len(start["lanes"]) == 10
+            and start["losses_differ_relatively_by_at_most"] == 0
+        )
         assert set(training.SETTINGS) <= set(start["settings"]["ours, compiled"])
         assert start["settings"]["ours, compiled"]["compile"] == "whole"
         assert start["settings"]["ours, eager"]["compile"] == "off"
@@ -121,7 +134,10 @@ def test_orchestration_refuses_other_losses():
         "torchrun": lambda name: {"total": 1.0, "losses": [3.0, 2.0]},
         "run": lambda name: {"total": 2.0, "losses": [3.0, 2.0]},
     }
-    assert rounds_of(cases, 2) == {"torchrun": [{"total": 1.0}] * 2, "run": [{"total": 2.0}] * 2}
+    assert rounds_of(cases, 2) == {
+        "torchrun": [{"total": 1.0}] * 2,
+        "run": [{"total": 2.0}] * 2,
+    }
     with pytest.raises(SystemExit, match="losses of run"):
         rounds_of(cases | {"run": lambda name: {"total": 2.0, "losses": [3.0, 2.5]}}, 1)
 
@@ -130,12 +146,16 @@ def test_context_parallel_stores_nothing_where_losses_differ(tmp_path, monkeypat
     context = program("context_parallel")
     monkeypatch.setattr(context, "RESULT", tmp_path / "context.json")
     monkeypatch.setattr(sys, "argv", ["context_parallel.py", "--rounds", "1"])
-    monkeypatch.setattr(context, "measure", lambda update, length, size: (1.0, 1.0, 5.0))
+    monkeypatch.setattr(
+        context, "measure", lambda update, length, size: (1.0, 1.0, 5.0)
+    )
     context.main()
     assert json.loads(context.RESULT.read_text())["rows"][0]["loss"] == 5.0
     context.RESULT.unlink()
     monkeypatch.setattr(
-        context, "measure", lambda update, length, size: (1.0, 1.0, 5.0 + 0.1 * (size == 4))
+        context,
+        "measure",
+        lambda update, length, size: (1.0, 1.0, 5.0 + 0.1 * (size == 4)),
     )
     with pytest.raises(SystemExit, match=r"losses \(linear\) of 4 workers"):
         context.main()

@@ -42,7 +42,9 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
     about = f"{name.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / name / f"{about}-py3-none-any.whl", "w") as wheel:
         needs = (
-            "Requires-Dist: nvidia-cublas\n" if name == "torch" and "+cpu" not in version else ""
+            "Requires-Dist: nvidia-cublas\n"
+            if name == "torch" and "+cpu" not in version
+            else ""
         )
         facts = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
         wheel.writestr(f"{about}.dist-info/METADATA", facts)
@@ -64,7 +66,9 @@ class Machine:
         """What it writes to stderr."""
         driver = self.folder / "driver" / "nvidia-smi"
         driver.write_text(
-            "#!/bin/sh\n" + ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'" if gpu else "exit 9") + "\n"
+            "#!/bin/sh\n"
+            + ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'" if gpu else "exit 9")
+            + "\n"
         )
         driver.chmod(0o755)
         own = {
@@ -77,7 +81,10 @@ class Machine:
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_NO_CACHE_DIR": "1",
         }
-        own |= {"PIP_INDEX_URL": f"{self.url}/simple", "TORCH_CPU_INDEX": f"{self.url}/cpu"}
+        own |= {
+            "PIP_INDEX_URL": f"{self.url}/simple",
+            "TORCH_CPU_INDEX": f"{self.url}/cpu",
+        }
         done = subprocess.run(
             ["scripts/bootstrap.sh"],
             cwd=self.folder,

@@ -59,7 +59,9 @@ def answers(port: int) -> bool:
 def status(url: str, auth: str | None = None) -> int:
     request = urllib.request.Request(url)
     if auth:
-        request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
+        request.add_header(
+            "Authorization", "Basic " + base64.b64encode(auth.encode()).decode()
+        )
     try:
         return urllib.request.urlopen(request, timeout=5).status
     except urllib.error.HTTPError as answer:
@@ -89,7 +91,11 @@ def redis(folder: Path):
 
 def variables(service: str, moved: dict[str, str]) -> dict[str, str]:
     """A service's variables, with the addresses of this machine instead of the containers'; nothing of the user's Prefect."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_")
+    }
     settings = dict(SERVICES[service]["environment"])
     for name in settings:
         for there, here in moved.items():
@@ -103,7 +109,10 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
     with ExitStack() as running:
         account = SERVICES["postgres"]["environment"]
         there = postgres(account["POSTGRES_USER"], "secret1", account["POSTGRES_DB"])
-        database, messages = running.enter_context(there), running.enter_context(redis(tmp_path))
+        database, messages = (
+            running.enter_context(there),
+            running.enter_context(redis(tmp_path)),
+        )
         api, health = free_port(), 8080
         moved = {
             "${POSTGRES_PASSWORD:?set it in deploy/.env}": "secret1",
@@ -122,7 +131,11 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             "PREFECT_REDIS_MESSAGING_HOST": "127.0.0.1",
             "PREFECT_REDIS_MESSAGING_PORT": str(messages),
         }
-        server = variables("server", moved) | redis_address | {"PREFECT_SERVER_API_PORT": str(api)}
+        server = (
+            variables("server", moved)
+            | redis_address
+            | {"PREFECT_SERVER_API_PORT": str(api)}
+        )
         services = variables("services", moved) | redis_address
         worker = variables("worker", moved) | {
             "PREFECT_WORKER_WEBSERVER_PORT": str(health),
@@ -147,7 +160,13 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         assert status(f"{base}/admin/version", AUTH) == 200
         assert status(f"{base}/admin/version", "somebody:else") == 401
         background = start("services", services)
-        project = ["--no-prompt", "deploy", "--all", "--prefect-file", "deploy/prefect.yaml"]
+        project = [
+            "--no-prompt",
+            "deploy",
+            "--all",
+            "--prefect-file",
+            "deploy/prefect.yaml",
+        ]
         at_work = start("worker", worker)
 
         def prefect(*arguments: str) -> str:
@@ -167,7 +186,11 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         wait_until(lambda: status(f"http://127.0.0.1:{health}/health") == 200)
         prefect(*project)
         assert "pretrain/pretrain" in prefect("deployment", "ls")
-        data = {"source": "files", "files": [str(tmp_path / "*.txt")], "sequence_length": 16}
+        data = {
+            "source": "files",
+            "files": [str(tmp_path / "*.txt")],
+            "sequence_length": 16,
+        }
         train = {
             "max_steps": 4,
             "global_batch_size": 2,
@@ -176,7 +199,8 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             "sample_tokens": 2,
         }
         config = {
-            "data": data | {"validation_fraction": 0.3, "tokenizer": {"vocab_size": 300}},
+            "data": data
+            | {"validation_fraction": 0.3, "tokenizer": {"vocab_size": 300}},
             "model": CONFIG["model"],
             "train": train,
             "environment": {"device": "cpu", "threads": 1},
@@ -184,12 +208,19 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
         }
         for number in range(60):
             (tmp_path / f"{number}.txt").write_text(f"line {number} of the text\n" * 9)
-        prefect("deployment", "run", "pretrain/pretrain", "--param", f"config={json.dumps(config)}")
+        prefect(
+            "deployment",
+            "run",
+            "pretrain/pretrain",
+            "--param",
+            f"config={json.dumps(config)}",
+        )
         summary = tmp_path / "state" / "runs" / "composed" / "summary.json"
         wait_until(summary.exists, 240)
         wait_until(
             lambda: (
-                "composed" in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json")
+                "composed"
+                in prefect("flow-run", "ls", "--state-type", "COMPLETED", "-o", "json")
             ),
             60,
         )

@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 RESOURCES = [
-    path for path in sorted((DEPLOY / "k8s").glob("*.yaml")) if path.name[:2] not in ("ku", "tr")
+    path
+    for path in sorted((DEPLOY / "k8s").glob("*.yaml"))
+    if path.name[:2] not in ("ku", "tr")
 ]
 
 
@@ -31,14 +33,24 @@ def documents(text: str) -> list[dict]:
 def images() -> list[str]:
     names = [service["image"] for service in COMPOSE["services"].values()]
     names += re.findall(
-        r"^FROM (\S+)", "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")), re.M
+        r"^FROM (\S+)",
+        "\n".join(path.read_text() for path in DEPLOY.glob("Dockerfile.*")),
+        re.M,
     )
     kustomized = {
         image["name"]
-        for image in yaml.safe_load((DEPLOY / "k8s/kustomization.yaml").read_text())["images"]
+        for image in yaml.safe_load((DEPLOY / "k8s/kustomization.yaml").read_text())[
+            "images"
+        ]
     }
-    names += [name for path in RESOURCES for name in re.findall(r"image: (\S+)", path.read_text())]
-    return [name for name in names if "${" not in name and name not in kustomized | {"base"}]
+    names += [
+        name
+        for path in RESOURCES
+        for name in re.findall(r"image: (\S+)", path.read_text())
+    ]
+    return [
+        name for name in names if "${" not in name and name not in kustomized | {"base"}
+    ]
 
 
 def test_images_are_pinned():
@@ -64,8 +76,12 @@ def test_a_server_refuses_other_origins():
         DEPLOY / "k8s/server.yaml",
         DEPLOY / "systemd/infini-llama-server.service",
     ):
-        origins = re.findall(r"PREFECT_SERVER_CORS_ALLOWED_ORIGINS[=:] ?(\S+)", path.read_text())
-        assert origins and all(origin.startswith("http://127.0.0.1:") for origin in origins), path
+        origins = re.findall(
+            r"PREFECT_SERVER_CORS_ALLOWED_ORIGINS[=:] ?(\S+)", path.read_text()
+        )
+        assert origins and all(
+            origin.startswith("http://127.0.0.1:") for origin in origins
+        ), path
 
 
 def test_no_secret_is_written_down():
@@ -92,7 +108,9 @@ def test_nothing_runs_as_root():
 
 def test_every_long_running_service_has_a_health_check():
     without = {
-        name for name, service in COMPOSE["services"].items() if "healthcheck" not in service
+        name
+        for name, service in COMPOSE["services"].items()
+        if "healthcheck" not in service
     }
     assert without == {
         "services"
@@ -101,9 +119,14 @@ def test_every_long_running_service_has_a_health_check():
 
 def test_a_worker_may_take_longer_to_stop_than_its_runs():
     allowed = RuntimeConfig().grace_period + COMMAND_END_SECONDS
-    assert int(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s")) > allowed
+    assert (
+        int(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s"))
+        > allowed
+    )
     (worker,) = [
-        d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"
+        d
+        for d in documents((DEPLOY / "k8s/worker.yaml").read_text())
+        if d["kind"] == "Deployment"
     ]
     assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > allowed
     unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
@@ -124,11 +147,15 @@ def variables_of(path: Path, kind: str) -> dict[str, str]:
         ]
         return settings
     (worker,) = [
-        document for document in documents(path.read_text()) if document["kind"] == "Deployment"
+        document
+        for document in documents(path.read_text())
+        if document["kind"] == "Deployment"
     ]
     (container,) = worker["spec"]["template"]["spec"]["containers"]
     return {
-        variable["name"]: variable["value"] for variable in container["env"] if "value" in variable
+        variable["name"]: variable["value"]
+        for variable in container["env"]
+        if "value" in variable
     }
 
 
@@ -140,9 +167,10 @@ def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, setti
     variables = variables_of(DEPLOY / folder.format(kind), kind)
     assert {name: variables.get(name) for name in settings} == settings
     leases = variables.get("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE")
-    assert kind == "worker" or leases in (*LEASES.values(), "prefect_redis.lease_storage"), (
-        "in memory by default"
-    )
+    assert kind == "worker" or leases in (
+        *LEASES.values(),
+        "prefect_redis.lease_storage",
+    ), "in memory by default"
 
 
 SHOW_UI = """
@@ -174,7 +202,11 @@ def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
         for name, value in settings.items()
         if "_UI_" in name
     }
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_")
+    }
     done = subprocess.run(
         [sys.executable, "-c", SHOW_UI], env=own | settings | {"PREFECT_HOME": str(tmp_path / "home")}, cwd=tmp_path,
         check=False, capture_output=True, text=True, timeout=120,
@@ -184,7 +216,9 @@ def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
 
 def test_every_worker_creates_the_automation_for_silent_runs_first():
     (worker,) = [
-        d for d in documents((DEPLOY / "k8s/worker.yaml").read_text()) if d["kind"] == "Deployment"
+        d
+        for d in documents((DEPLOY / "k8s/worker.yaml").read_text())
+        if d["kind"] == "Deployment"
     ]
     starts = [
         COMPOSE["services"]["worker"]["command"][-1],
@@ -192,7 +226,8 @@ def test_every_worker_creates_the_automation_for_silent_runs_first():
     ]
     starts += [worker["spec"]["template"]["spec"]["containers"][0]["command"][-1]]
     assert all(
-        command.startswith("infini-llama deploy && exec prefect worker start") for command in starts
+        command.startswith("infini-llama deploy && exec prefect worker start")
+        for command in starts
     )
     unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
     assert re.search(r"^ExecStartPre=\S+/infini-llama deploy$", unit, re.M)
@@ -205,9 +240,14 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     (file,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
     path, function = file["entrypoint"].split(":")
     assert f"def {function}(" in (ROOT / path).read_text()
-    assert f"--pool={file['work_pool']['name']}" in COMPOSE["services"]["worker"]["command"][-1]
+    assert (
+        f"--pool={file['work_pool']['name']}"
+        in COMPOSE["services"]["worker"]["command"][-1]
+    )
     limit = {"deployment": {"concurrency_limit": file["concurrency_limit"]["limit"]}}
-    ours = Deployment(file["name"], parse_config(file["parameters"]["config"] | limit)).to_prefect()
+    ours = Deployment(
+        file["name"], parse_config(file["parameters"]["config"] | limit)
+    ).to_prefect()
     assert (file["description"], file["tags"]) == (ours.description, ours.tags)
     assert ours.version and file["version"] == ours.version.partition("+")[0]
     assert file["work_pool"]["name"] == ours.work_pool_name
@@ -218,7 +258,11 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
         "as long as a run may be pending"
     )
     # the folder of a run is set by the step `pull`
-    variables = {name: value for name, value in ours.job_variables.items() if name != "working_dir"}
+    variables = {
+        name: value
+        for name, value in ours.job_variables.items()
+        if name != "working_dir"
+    }
     assert file["work_pool"]["job_variables"] == variables
 
 
@@ -231,10 +275,14 @@ def test_a_unit_that_trains_can_write_the_temporary_folder_of_all_units(name):
     assert "\nPrivateTmp" not in unit, "the locks of GPUs are there"
 
 
-@pytest.mark.parametrize("arguments", [[], ["hooks.example.com/services"], ["http://127.0.0.1:9/"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["hooks.example.com/services"], ["http://127.0.0.1:9/"]]
+)
 def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, arguments):
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_")
     }
     environment |= {"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -261,7 +309,9 @@ def test_a_job_goes_back_into_the_queue_after_every_code_but_final_ones():
 def test_systemd_restarts_a_run_after_every_code_but_final_ones():
     unit = (DEPLOY / "systemd/infini-llama-run@.service").read_text()
     final = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.M)
-    assert final and {int(code) for code in final[1].split()} == FINAL - {ExitCode.FINISHED}
+    assert final and {int(code) for code in final[1].split()} == FINAL - {
+        ExitCode.FINISHED
+    }
     stopped = {ExitCode.PREEMPTED, 128 + signal.SIGTERM}
     for setting in ("SuccessExitStatus", "RestartForceExitStatus"):
         codes = re.search(rf"^{setting}=(.*)$", unit, re.M)

@@ -67,7 +67,9 @@ def with_requirements(*names):
         found.add(name)
         with contextlib.suppress(PackageNotFoundError):
             for requirement in map(Requirement, requires(name) or []):
-                if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                if requirement.marker is None or requirement.marker.evaluate(
+                    {"extra": ""}
+                ):
                     waiting.append(requirement.name)
     return found
 
@@ -89,7 +91,10 @@ def bare(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     for name in ("prefect", "datasets", "rich", "pydantic_settings"):
         refused = subprocess.run(
-            [sys.executable, "-c", f"import {name}"], env=env, capture_output=True, check=False
+            [sys.executable, "-c", f"import {name}"],
+            env=env,
+            capture_output=True,
+            check=False,
         )
         assert refused.returncode, name
     return env
@@ -126,21 +131,31 @@ def test_every_part_runs_on_a_bare_machine(bare, tmp_path):
         assert found.keys() == run.cases_of(part).keys() - STARTING_RUNS and all(
             case["rows"] for case in found.values()
         )
-        assert all(row.get("passed", True) for case in found.values() for row in case["rows"])
+        assert all(
+            row.get("passed", True) for case in found.values() for row in case["rows"]
+        )
         assert (tmp_path / "out" / f"{part}.md").read_text().count("|") > 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_is_killed_and_resumed_on_a_bare_machine(bare, tmp_path):
-    result = rehearse(bare, tmp_path / "out", "--part", "correctness", "--case", "resume")
+    result = rehearse(
+        bare, tmp_path / "out", "--part", "correctness", "--case", "resume"
+    )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert all(row["passed"] for row in cases(tmp_path / "out", "correctness")["resume"]["rows"])
+    assert all(
+        row["passed"]
+        for row in cases(tmp_path / "out", "correctness")["resume"]["rows"]
+    )
 
 
 def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
     out = tmp_path / "out"
-    assert rehearse(os.environ, out, "--part", "data", "--case", "chunking").returncode == 0
+    assert (
+        rehearse(os.environ, out, "--part", "data", "--case", "chunking").returncode
+        == 0
+    )
     before = cases(out, "data")["chunking"]
     written = json.loads((out / "data.json").read_text())
     written["cases"]["preparing ahead"] = {"seconds": 0.0, "error": "killed"}
@@ -157,15 +172,22 @@ def test_a_failed_case_is_repeated_and_a_finished_one_is_not(tmp_path):
 
 def test_the_parts_are_planned_for_40_minutes():
     cases = {part: run.cases_of(part) for part in run.PARTS}
-    assert sum(case.seconds for part in cases.values() for case in part.values()) <= 40 * 60
-    assert all(case.seconds < 9.5 * 60 for part in cases.values() for case in part.values())
+    assert (
+        sum(case.seconds for part in cases.values() for case in part.values())
+        <= 40 * 60
+    )
+    assert all(
+        case.seconds < 9.5 * 60 for part in cases.values() for case in part.values()
+    )
 
 
 @pytest.mark.parametrize("limit", [60.0, 0.2])
 def test_a_case_that_ends_or_hangs_is_an_error_of_its_own(limit, tmp_path):
     arguments = argparse.Namespace(device="cpu", out=str(tmp_path), rehearse=True)
     found = run.run_case("data", "no such case", arguments, dict(os.environ), limit)
-    assert "rows" not in found and ("KeyError" in found["error"] or "0 s" in found["error"])
+    assert "rows" not in found and (
+        "KeyError" in found["error"] or "0 s" in found["error"]
+    )
     results = run.Results(tmp_path, "data", {"device": "cpu"})
     results.add("no such case", found)
     assert not run.Results(tmp_path, "data", {"device": "cpu"}).is_done("no such case")

@@ -28,7 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def call(*command: object, codes: tuple[int, ...] = (0,), **options: Any) -> str:
     done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=600, check=False, **options
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        **options,
     )
     assert done.returncode in codes, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
@@ -70,7 +75,16 @@ def download(tree, tmp_path_factory):
 
 
 def build(builder: Path, source: Path, output: Path, kind: str) -> Path:
-    call(builder, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", output, source)
+    call(
+        builder,
+        "-m",
+        "build",
+        f"--{kind}",
+        "--no-isolation",
+        "--outdir",
+        output,
+        source,
+    )
     (package,) = output.iterdir()
     return package
 
@@ -97,7 +111,9 @@ def test_every_way_to_build_gives_the_same_wheel(builder, tree, download, tmp_pa
     }
     wheel = build(builder, tree, tmp_path / "tree", "wheel")
     with zipfile.ZipFile(wheel) as archive:
-        assert {name for name in archive.namelist() if not name.startswith("infini_llama-")} == here
+        assert {
+            name for name in archive.namelist() if not name.startswith("infini_llama-")
+        } == here
     sdist = build(builder, tree, tmp_path / "sdist", "sdist")
     shutil.unpack_archive(sdist, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
@@ -110,13 +126,17 @@ def test_every_way_to_build_gives_the_same_wheel(builder, tree, download, tmp_pa
         build(builder, download, tmp_path / "sdist-of-download", "sdist").read_bytes()
         == sdist.read_bytes()
     )
-    assert "FAILED" not in call(builder, "-m", "twine", "check", "--strict", wheel, sdist)
+    assert "FAILED" not in call(
+        builder, "-m", "twine", "check", "--strict", wheel, sdist
+    )
 
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile.cpu", "Dockerfile.gpu"])
 def test_an_image_copies_what_the_wheel_needs(builder, tree, tmp_path, dockerfile):
     for line in re.findall(
-        r"^COPY (?!--from)(.+)$", (tree / "deploy" / dockerfile).read_text(), re.MULTILINE
+        r"^COPY (?!--from)(.+)$",
+        (tree / "deploy" / dockerfile).read_text(),
+        re.MULTILINE,
     ):
         *patterns, target = line.split()
         into = tmp_path / "context" / target
@@ -124,7 +144,9 @@ def test_an_image_copies_what_the_wheel_needs(builder, tree, tmp_path, dockerfil
             if source.is_dir():
                 shutil.copytree(source, into)
             elif not target.startswith("/"):
-                (into if target.endswith("/") else into.parent).mkdir(parents=True, exist_ok=True)
+                (into if target.endswith("/") else into.parent).mkdir(
+                    parents=True, exist_ok=True
+                )
                 shutil.copy(source, into)
     expected = build(builder, tree, tmp_path / "tree", "wheel")
     assert (
@@ -135,7 +157,9 @@ def test_an_image_copies_what_the_wheel_needs(builder, tree, tmp_path, dockerfil
 
 def test_an_installation_runs_from_an_empty_folder(download, tmp_path):
     """By the zip of a download, of which pip makes the wheel that every other way gives."""
-    archive = shutil.make_archive(str(tmp_path / "download"), "zip", download.parent, download.name)
+    archive = shutil.make_archive(
+        str(tmp_path / "download"), "zip", download.parent, download.name
+    )
     place = fresh_environment(tmp_path / "environment")
     call(place / "pip", "install", "--quiet", "hatchling")
     # the environment's own version of the package has the same name and number
@@ -157,8 +181,12 @@ def test_an_installation_runs_from_an_empty_folder(download, tmp_path):
         env=environment,
     )
     assert where.strip().startswith(str(tmp_path / "environment"))
-    assert re.search(r"\d", call(place / "infini-llama", "--version", cwd=empty, env=environment))
-    call(place / "infini-llama", "doctor", cwd=empty, env=environment, codes=(0, 1))  # 1: warnings
+    assert re.search(
+        r"\d", call(place / "infini-llama", "--version", cwd=empty, env=environment)
+    )
+    call(
+        place / "infini-llama", "doctor", cwd=empty, env=environment, codes=(0, 1)
+    )  # 1: warnings
     command = [place / "infini-llama", "run", "tiny", "--direct", "--json", *SMALL]
     printed = call(*command, cwd=empty, env=environment)
     assert json.loads(printed.splitlines()[0])["train_loss"] > 0
@@ -168,7 +196,13 @@ def test_a_checkout_without_links_is_named(builder, download, tmp_path):
     place = fresh_environment(tmp_path / "environment")
     call(place / "pip", "install", "--quiet", "hatchling")
     output = call(
-        place / "pip", "install", "--no-deps", "--no-build-isolation", "-e", download, codes=(1,)
+        place / "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "-e",
+        download,
+        codes=(1,),
     )
     assert "is not a link to configs/" in output and "Traceback" not in output
     environment = os.environ | {"PYTHONPATH": str(download / "src")}
@@ -180,4 +214,7 @@ def test_a_checkout_without_links_is_named(builder, download, tmp_path):
         env=environment,
         cwd=tmp_path,
     )
-    assert "ImportError" in said.splitlines()[-1] and "is not a link" in said.splitlines()[-1]
+    assert (
+        "ImportError" in said.splitlines()[-1]
+        and "is not a link" in said.splitlines()[-1]
+    )

@@ -15,7 +15,12 @@ BIN = Path(sys.executable).parent
 
 def passes(*command: object) -> None:
     result = subprocess.run(
-        [*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*map(str, command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -30,7 +35,10 @@ def test_dockerfiles():
 
 def test_compose_schema():
     passes(
-        BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"
+        BIN / "check-jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        DEPLOY / "compose.yaml",
     )
 
 
@@ -71,7 +79,9 @@ def test_kustomization_is_whole(tmp_path):
     reason="the units are judged by the program that reads them: needs systemd-analyze on PATH",
 )
 def test_units(tmp_path):
-    for unit in (DEPLOY / "systemd").glob("*.service"):  # verify wants the programs to be there
+    for unit in (DEPLOY / "systemd").glob(
+        "*.service"
+    ):  # verify wants the programs to be there
         (tmp_path / unit.name).write_text(
             unit.read_text().replace("/opt/infini-llama/.venv/bin", str(BIN))
         )

@@ -12,11 +12,17 @@ memory = program("memory")
 
 def rows(name: str, segments: int, far: bool):
     """Each row's tokens, and its labels by place."""
-    inputs, labels = memory.TASKS[name].rows(40, segments, torch.Generator().manual_seed(0), far)
+    inputs, labels = memory.TASKS[name].rows(
+        40, segments, torch.Generator().manual_seed(0), far
+    )
     for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
         yield (
             row,
-            {place: label for place, label in enumerate(wanted) if label != memory.IGNORE_INDEX},
+            {
+                place: label
+                for place, label in enumerate(wanted)
+                if label != memory.IGNORE_INDEX
+            },
         )
 
 
@@ -30,7 +36,8 @@ def test_a_passkey_lies_in_an_earlier_segment_and_is_queried_in_the_last(segment
         assert wanted == {asked + place: digit for place, digit in enumerate(digits)}
         assert all(memory.FILLERS <= digit < key for digit in digits)
         assert (
-            hidden // 16 == (hidden + 5) // 16 and asked // 16 == (asked + 5) // 16 == segments - 1
+            hidden // 16 == (hidden + 5) // 16
+            and asked // 16 == (asked + 5) // 16 == segments - 1
         )
         seen.add(hidden // 16)
     assert seen == ({0} if far else set(range(segments - 1)))
@@ -42,7 +49,10 @@ def test_pairs_are_queried_by_their_keys_only(segments, far):
     orders = set()
     for row, wanted in rows("pairs", segments, far):
         starts = [place for place, token in enumerate(row) if token == key]
-        facts = {tuple(row[start + 1 : start + 3]): row[start + 3 : start + 5] for start in starts}
+        facts = {
+            tuple(row[start + 1 : start + 3]): row[start + 3 : start + 5]
+            for start in starts
+        }
         asked = [place for place, token in enumerate(row) if token == key + 1]
         assert (
             len(starts)
@@ -53,7 +63,8 @@ def test_pairs_are_queried_by_their_keys_only(segments, far):
         )
         assert all(place // 16 == (place + 4) // 16 == segments - 1 for place in asked)
         assert all(
-            place // 16 == (place + 4) // 16 < (1 if far else segments - 1) for place in starts
+            place // 16 == (place + 4) // 16 < (1 if far else segments - 1)
+            for place in starts
         )
         names = [tuple(row[place + 1 : place + 3]) for place in asked]
         orders.add(tuple(list(facts).index(name) for name in names))
@@ -103,20 +114,28 @@ def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
     task = memory.TASKS["recall"]
     with torch.inference_mode(False):
         model, _ = memory.train(
-            replace(task, recipe=replace(task.recipe, steps=150)), memory.MEMORIES["linear"], seed=0
+            replace(task, recipe=replace(task.recipe, steps=150)),
+            memory.MEMORIES["linear"],
+            seed=0,
         )
     generator = torch.Generator().manual_seed(10_007)
     inputs, labels = map(
-        torch.cat, zip(*(task.rows(1, 8, generator, True) for _ in range(50)), strict=True)
+        torch.cat,
+        zip(*(task.rows(1, 8, generator, True) for _ in range(50)), strict=True),
     )
     asked = labels != memory.IGNORE_INDEX
     right = (model(inputs).argmax(dim=-1) == labels)[asked].float().mean().item()
-    assert memory.measure(task, model, 7, 50)["whole"] == pytest.approx(right) and right > 0
+    assert (
+        memory.measure(task, model, 7, 50)["whole"] == pytest.approx(right)
+        and right > 0
+    )
 
 
 @pytest.mark.slow
 def test_recall_beyond_the_trained_length():
-    model, _ = memory.train(memory.TASKS["recall"], memory.MEMORIES["linear"], seed=0, until=750)
+    model, _ = memory.train(
+        memory.TASKS["recall"], memory.MEMORIES["linear"], seed=0, until=750
+    )
     assert memory.measure(memory.TASKS["recall"], model, 32)["whole"] > 0.9
     model.use_memory(False)
     assert memory.measure(memory.TASKS["recall"], model, 4)["whole"] < 0.12

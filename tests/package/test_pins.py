@@ -9,7 +9,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
 MACHINES = [
     {"python_version": python, "python_full_version": f"{python}.5", "sys_platform": "linux", "platform_machine": machine}
     for python in ("3.11", "3.12", "3.13")
@@ -21,7 +23,9 @@ DOCKERFILES = sorted((ROOT / "deploy").glob("Dockerfile.*"))
 
 def pins(machine: dict[str, str]) -> dict[str, Requirement]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    found = [Requirement(text) for line in lines if (text := line.split("#")[0].strip())]
+    found = [
+        Requirement(text) for line in lines if (text := line.split("#")[0].strip())
+    ]
     return {
         canonicalize_name(one.name): one
         for one in found
@@ -45,7 +49,9 @@ def installs(dockerfile: Path) -> list[list[str]]:
         for command in line[4:].split("&&")
     ]
     return [
-        command.split() for command in commands if re.search(r"\bpip (install|wheel)\b", command)
+        command.split()
+        for command in commands
+        if re.search(r"\bpip (install|wheel)\b", command)
     ]
 
 
@@ -77,9 +83,14 @@ def test_what_an_image_installs_is_what_the_constraints_pin(dockerfile):
         assert any(word.endswith("constraints.txt") for word in words), words
         plain = [word.strip('"') for word in words]
         for requirement in [
-            Requirement(word) for word in plain if re.fullmatch(r"[A-Za-z][\w.-]*(==[\w.]+)?", word)
+            Requirement(word)
+            for word in plain
+            if re.fullmatch(r"[A-Za-z][\w.-]*(==[\w.]+)?", word)
         ]:
-            if requirement.name in ("pip", "install", "wheel") and not requirement.specifier:
+            if (
+                requirement.name in ("pip", "install", "wheel")
+                and not requirement.specifier
+            ):
                 continue
             pin = known.get(canonicalize_name(requirement.name))
             if pin is not None:
@@ -103,4 +114,6 @@ def test_flash_attn_is_built_against_the_torch_that_is_installed():
         if "pip install" in line
     ]
     builds += [line for line in named if FLASH.search(line)]
-    assert len(builds) >= 2 and all("--no-build-isolation" in one for one in builds), builds
+    assert len(builds) >= 2 and all("--no-build-isolation" in one for one in builds), (
+        builds
+    )

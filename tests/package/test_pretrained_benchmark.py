@@ -38,14 +38,16 @@ def test_each_case_is_measured_once_also_after_a_kill(options):
     bench.measure(options)
     assert bench.RESULTS.read_text() == whole
     lines = whole.splitlines(keepends=True)
-    bench.RESULTS.write_text("".join(lines[:3]) + lines[3][:40])  # in the middle of a line
+    bench.RESULTS.write_text(
+        "".join(lines[:3]) + lines[3][:40]
+    )  # in the middle of a line
     bench.measure(options)
     assert len(bench.CaseLines(bench.RESULTS).read()) == len(lines)
     before = [json.loads(line) | {"cpu_seconds": 0} for line in lines]
     # of the number behind the cut, the text before it was not read again
-    assert [line | {"cpu_seconds": 0} for line in bench.CaseLines(bench.RESULTS).read()][
-        4:
-    ] == before[4:]
+    assert [
+        line | {"cpu_seconds": 0} for line in bench.CaseLines(bench.RESULTS).read()
+    ][4:] == before[4:]
 
 
 def test_a_cell_is_a_row_of_the_summary(options):

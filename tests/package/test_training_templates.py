@@ -20,7 +20,13 @@ DOCUMENTS = {
     for path in K8S.glob("train-*.yaml")
     for document in yaml.safe_load_all(path.read_text())
 }
-VALUES = {"image": "infini-llama:1", "cpu": "8", "memory": "1Gi", "gpus": "1", "claim": "state"}
+VALUES = {
+    "image": "infini-llama:1",
+    "cpu": "8",
+    "memory": "1Gi",
+    "gpus": "1",
+    "claim": "state",
+}
 
 
 def job_of(document: dict) -> dict:
@@ -36,7 +42,8 @@ def job_of(document: dict) -> dict:
 
 def pods() -> dict[str, dict]:
     found = {
-        kind: job_of(DOCUMENTS[kind])["template"]["spec"] for kind in ("JobSet", "TrainingRuntime")
+        kind: job_of(DOCUMENTS[kind])["template"]["spec"]
+        for kind in ("JobSet", "TrainingRuntime")
     }
     template = (K8S / "work-pool.json").read_text()
     for name, value in VALUES.items():
@@ -56,7 +63,9 @@ def test_pods_start_again_after_every_code_but_final_ones(kind):
     codes = rule["onExitCodes"]
     (container,) = job["template"]["spec"]["containers"]
     assert rule["action"] == "FailJob" and codes["operator"] == "In"
-    assert codes["containerName"] == container["name"] and set(codes["values"]) == final - {0}
+    assert codes["containerName"] == container["name"] and set(
+        codes["values"]
+    ) == final - {0}
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "TrainingRuntime"])
@@ -77,11 +86,14 @@ def test_the_pods_of_all_templates_are_valid_and_keep_a_checkpoint_s_time():
             "metadata": {"name": "one"},
             "spec": {"template": {"spec": pod}},
         }
-        kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
+        kubernetes_validate.validate(
+            job, kubernetes_validate.latest_version(), strict=True
+        )
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["terminationGracePeriodSeconds"] >= 180
         assert any(
-            mount["mountPath"] == "/dev/shm" for mount in pod["containers"][0]["volumeMounts"]
+            mount["mountPath"] == "/dev/shm"
+            for mount in pod["containers"][0]["volumeMounts"]
         )
 
 
@@ -90,14 +102,21 @@ def test_the_nodes_of_a_jobset_know_their_number():
     job = job_of(DOCUMENTS["JobSet"])
     command = job["template"]["spec"]["containers"][0]["command"]
     nodes = int(
-        next(word for word in command if word.startswith("environment.nnodes=")).partition("=")[2]
+        next(
+            word for word in command if word.startswith("environment.nnodes=")
+        ).partition("=")[2]
     )
-    assert job["completionMode"] == "Indexed" and job["completions"] == job["parallelism"] == nodes
+    assert (
+        job["completionMode"] == "Indexed"
+        and job["completions"] == job["parallelism"] == nodes
+    )
 
 
 def test_commands_of_the_templates_are_those_of_this_version():
     for kind in ("JobSet", "TrainingRuntime"):
-        command = job_of(DOCUMENTS[kind])["template"]["spec"]["containers"][0]["command"]
+        command = job_of(DOCUMENTS[kind])["template"]["spec"]["containers"][0][
+            "command"
+        ]
         settings = {
             word.partition("=")[0].split(".")[1]: word.partition("=")[2]
             for word in command

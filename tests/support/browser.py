@@ -13,7 +13,9 @@ from websockets.sync.client import connect
 from support.waiting import wait_until
 
 CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
 )
 OPTIONS = [
     "--headless",
@@ -34,13 +36,20 @@ OPTIONS += [
 class Browser:
     """One page of one browser; within `with`. Elements are found by CSS or by their text, and waited for."""
 
-    def __init__(self, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+    def __init__(
+        self, width: int = 1280, height: int = 900, scheme: str = "light"
+    ) -> None:
         self.width, self.height, self.scheme, self.number = width, height, scheme, 0
 
     def __enter__(self) -> "Browser":
         assert CHROMIUM, "no Chromium is installed"
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        command = [CHROMIUM, *OPTIONS, f"--user-data-dir={self.profile.name}", "about:blank"]
+        command = [
+            CHROMIUM,
+            *OPTIONS,
+            f"--user-data-dir={self.profile.name}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -54,7 +63,12 @@ class Browser:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
             page = next(one for one in json.load(answer) if one["type"] == "page")
         self.socket = connect(page["webSocketDebuggerUrl"], max_size=None, proxy=None)
-        size = {"width": self.width, "height": self.height, "deviceScaleFactor": 1, "mobile": False}
+        size = {
+            "width": self.width,
+            "height": self.height,
+            "deviceScaleFactor": 1,
+            "mobile": False,
+        }
         self._call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": self.scheme}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
@@ -68,7 +82,9 @@ class Browser:
 
     def _call(self, method: str, **parameters: object) -> dict:
         self.number += 1
-        self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
+        self.socket.send(
+            json.dumps({"id": self.number, "method": method, "params": parameters})
+        )
         while True:
             answer = json.loads(self.socket.recv(timeout=60))
             if answer.get("id") == self.number:
@@ -97,7 +113,9 @@ class Browser:
             raise AssertionError(f"{what}; the page:\n{self.text()[:2000]}") from None
 
     def wait_for(self, words: str, seconds: float = 60) -> None:
-        self.wait(lambda: words in self.text(), seconds, f"the page never said {words!r}")
+        self.wait(
+            lambda: words in self.text(), seconds, f"the page never said {words!r}"
+        )
 
     def find(self, css: str, words: str = "") -> str:
         """A JavaScript expression for the innermost such element that holds these words."""
@@ -108,7 +126,9 @@ class Browser:
 
     def click(self, css: str, words: str = "", seconds: float = 30) -> None:
         element = self.find(css, words)
-        self.wait(lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r}")
+        self.wait(
+            lambda: self.run(f"!!({element})"), seconds, f"no {css} with {words!r}"
+        )
         self.run(f"({element}).click()")
 
     def fill(self, element: str, value: str) -> None:

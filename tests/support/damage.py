@@ -34,6 +34,8 @@ def reseal(folder: Path, **content: object) -> str:
             "checksum": file_checksum(folder / name),
         }
     manifest["content"] |= content
-    sealed = {name: manifest[name] for name in ("kind", "format_version", "files", "content")}
+    sealed = {
+        name: manifest[name] for name in ("kind", "format_version", "files", "content")
+    }
     forge(folder, **sealed, digest=checksum_of(sealed))
     return checksum_of(sealed)

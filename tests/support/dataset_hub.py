@@ -54,12 +54,16 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         is_json = "json" in self.headers.get("Content-Type", "")
         paths = json.loads(body)["paths"] if is_json else parse_qs(body)["paths"]
-        self._json([self.server.entry(path) for path in paths if path in self.server.files])
+        self._json(
+            [self.server.entry(path) for path in paths if path in self.server.files]
+        )
 
     def _answer(self) -> None:
         url = urlsplit(unquote(self.path))
         if url.path.startswith(f"/api/datasets/{DATASET}/tree/{COMMIT}"):
-            prefix = url.path.removeprefix(f"/api/datasets/{DATASET}/tree/{COMMIT}").strip("/")
+            prefix = url.path.removeprefix(
+                f"/api/datasets/{DATASET}/tree/{COMMIT}"
+            ).strip("/")
             self._json(self._listing(prefix, "recursive=true" in url.query.lower()))
         elif url.path.startswith(f"/api/datasets/{DATASET}"):
             siblings = [{"rfilename": path} for path in self.server.files]
@@ -77,8 +81,12 @@ class Handler(BaseHTTPRequestHandler):
             for path in below
             if "/" in path.removeprefix(base)
         }
-        entries = [{"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)]
-        shown = [path for path in below if recursive or "/" not in path.removeprefix(base)]
+        entries = [
+            {"type": "directory", "path": path, "oid": "0"} for path in sorted(folders)
+        ]
+        shown = [
+            path for path in below if recursive or "/" not in path.removeprefix(base)
+        ]
         return entries + [self.server.entry(path) for path in shown]
 
     def _file(self, path: str) -> None:
@@ -100,11 +108,15 @@ class Handler(BaseHTTPRequestHandler):
             content = content[int(first) : end + 1]
             status = 206
         if self.command == "GET":
-            self.server.received[path] = self.server.received.get(path, 0) + len(content)
+            self.server.received[path] = self.server.received.get(path, 0) + len(
+                content
+            )
         self._send(status, content, headers)
 
     def _json(self, value: Any) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        self._send(
+            200, json.dumps(value).encode(), {"Content-Type": "application/json"}
+        )
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

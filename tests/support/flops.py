@@ -12,7 +12,9 @@ aten = torch.ops.aten
 
 def _in_chunks(*arguments: Any, **_: Any) -> int:
     """Those of the loss in chunks, which is one operator to the counter."""
-    with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _addmm_}) as counter:
+    with FlopCounterMode(
+        display=False, custom_mapping={aten.addmm_: _addmm_}
+    ) as counter:
         loss.in_chunks(*arguments)
     return counter.get_total_flops()
 

@@ -38,7 +38,9 @@ def can_make_hosts() -> bool:
         return False
     return (
         subprocess.run(
-            [*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, check=False
+            [*UNSHARE, "ip", "link", "set", "lo", "up"],
+            capture_output=True,
+            check=False,
         ).returncode
         == 0
     )
@@ -55,4 +57,14 @@ def on_nameless_host(
     """
     (folder / "resolv.conf").write_text("nameserver 127.0.0.53\n")
     (folder / "hosts").write_text(hosts)
-    return [*UNSHARE, "sh", "-ec", BEGIN, "sh", str(folder), sys.executable, NAME_SERVER, *command]
+    return [
+        *UNSHARE,
+        "sh",
+        "-ec",
+        BEGIN,
+        "sh",
+        str(folder),
+        sys.executable,
+        NAME_SERVER,
+        *command,
+    ]

@@ -13,7 +13,9 @@ def write_llama(folder: Path) -> Path:
 
     torch.manual_seed(1)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: number for number, symbol in enumerate([*alphabet, "<|endoftext|>"])}
+    vocabulary = {
+        symbol: number for number, symbol in enumerate([*alphabet, "<|endoftext|>"])
+    }
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,

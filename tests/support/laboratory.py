@@ -22,7 +22,9 @@ COMMAND = str(Path(sys.executable).with_name("infini-llama"))
 BATCH = 16
 CONFIG = {
     "data": {
-        "files": [f"{sysconfig.get_path('stdlib')}/[a-c]*.py"],  # of Python's library, from a to c
+        "files": [
+            f"{sysconfig.get_path('stdlib')}/[a-c]*.py"
+        ],  # of Python's library, from a to c
         "validation_fraction": 0.05,
         "sequence_length": 32,
         "tokenizer": {"vocab_size": 512},
@@ -79,7 +81,9 @@ def processes_of(marker: str) -> dict[int, str]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marker.encode() in (folder / "environ").read_bytes():
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                command = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
                 if command and int(folder.name) != os.getpid():
                     found[int(folder.name)] = command
         except OSError:
@@ -105,7 +109,10 @@ def own_environment(home: Path) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in ("PREFECT_API_URL", "PREFECT_PROFILE")
     }
-    return kept | {"PREFECT_HOME": str(home / "prefect"), "INFINI_LLAMA_HOME": str(home)}
+    return kept | {
+        "PREFECT_HOME": str(home / "prefect"),
+        "INFINI_LLAMA_HOME": str(home),
+    }
 
 
 @dataclass
@@ -125,7 +132,9 @@ class Laboratory:
         """A folder whose configuration is CONFIG."""
         home.mkdir(exist_ok=True)
         config = home / "config.yaml"
-        if not config.exists():  # another process of this session may have begun to read it
+        if (
+            not config.exists()
+        ):  # another process of this session may have begun to read it
             config.write_text(yaml.safe_dump(CONFIG))
         return cls(home, config, server)
 
@@ -167,7 +176,9 @@ class Laboratory:
         with log.open("wb") as output:
             if self.server and not executed and not largest_file:
                 return Started(
-                    self.server.start(arguments, variables, output.fileno()), marker, log
+                    self.server.start(arguments, variables, output.fileno()),
+                    marker,
+                    log,
                 )
             process = subprocess.Popen(
                 arguments,
@@ -176,7 +187,9 @@ class Laboratory:
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=(lambda: limit_files(largest_file)) if largest_file else None,
+                preexec_fn=(lambda: limit_files(largest_file))
+                if largest_file
+                else None,
             )
         return Started(process, marker, log)
 
@@ -197,7 +210,9 @@ class Laboratory:
         kill(started.process.pid)
         started.wait()
 
-    def stop_at(self, step: int, name: str, *overrides: str, env: dict | None = None) -> None:
+    def stop_at(
+        self, step: int, name: str, *overrides: str, env: dict | None = None
+    ) -> None:
         """Start a command and request a stop at `step`: it ends with 75 and leaves no process."""
         started = self.start(name, *overrides, env=env)
         self.wait_for_step(name, step, started)
@@ -229,7 +244,10 @@ class Laboratory:
         """The last step in metrics.jsonl, 0 before the first."""
         metrics = self.run_dir(name) / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
-        return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+        return max(
+            (json.loads(line)["step"] for line in lines if line.endswith("}")),
+            default=0,
+        )
 
     def wait_for_step(self, name: str, step: int, started: Started) -> None:
         while self.step(name) < step:
@@ -258,8 +276,14 @@ def exact_metrics(run_dir: Path) -> list[dict]:
         "report_time",
         "crc32",
     )
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in timing} for line in lines]
+    lines = [
+        json.loads(line)
+        for line in (run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [
+        {key: value for key, value in line.items() if key not in timing}
+        for line in lines
+    ]
 
 
 def limit_files(size: int) -> None:
@@ -271,7 +295,9 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: str) -> None:
+def torchrun(
+    server: Server, ranks: int, log: Path, program: Path, *arguments: str
+) -> None:
     """Run `program` with torchrun and gloo; it must exit with 0. What it prints is in `log`."""
     command = [
         sys.executable,
@@ -281,7 +307,9 @@ def torchrun(server: Server, ranks: int, log: Path, program: Path, *arguments: s
         f"--nproc-per-node={ranks}",
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    code = server.run([*command, str(program), *arguments], environment, log, seconds=850)
+    code = server.run(
+        [*command, str(program), *arguments], environment, log, seconds=850
+    )
     assert code == 0, log.read_text()[-16000:]
 
 

@@ -5,7 +5,9 @@ import math
 import torch
 
 
-def turned(x: torch.Tensor, theta: float, positions: list[int] | None = None) -> torch.Tensor:
+def turned(
+    x: torch.Tensor, theta: float, positions: list[int] | None = None
+) -> torch.Tensor:
     """x [N, d] with pair (i, i + d/2) of position t rotated by t / theta^(2i/d), one complex number a pair."""
     length, size = x.shape
     angles = torch.outer(
@@ -18,7 +20,9 @@ def turned(x: torch.Tensor, theta: float, positions: list[int] | None = None) ->
     return torch.cat((pairs.real, pairs.imag), dim=1)
 
 
-def over_the_segment_before(Q, K, V, start, end, segment_length, theta, documents, sinks):
+def over_the_segment_before(
+    Q, K, V, start, end, segment_length, theta, documents, sinks
+):
     """Attention [n, d] of the tokens from `start` to before `end`, a segment, each over its document: its own segment up to itself, the one before, and its first tokens `sinks`, right before that."""
     outputs = []
     for i in range(start, end):
@@ -28,7 +32,9 @@ def over_the_segment_before(Q, K, V, start, end, segment_length, theta, document
         places = [place - segment_length - len(firsts) for place in range(len(firsts))]
         places += [j - start for j in window]
         seen = firsts + window
-        scores = turned(Q[i : i + 1], theta, [i - start]) @ turned(K[seen], theta, places).T
+        scores = (
+            turned(Q[i : i + 1], theta, [i - start]) @ turned(K[seen], theta, places).T
+        )
         outputs.append((scores / math.sqrt(Q.shape[1])).softmax(dim=1)[0] @ V[seen])
     return torch.stack(outputs)
 
@@ -58,7 +64,9 @@ def one_head(
         q, k, v = (x[start : start + segment_length] for x in (Q, K, V))
         docs = documents[start : start + segment_length]
         scores = turned(q, theta) @ turned(k, theta).T / math.sqrt(size)  # eq. 6
-        hidden = [[j > i or docs[i] != docs[j] for j in range(len(q))] for i in range(len(q))]
+        hidden = [
+            [j > i or docs[i] != docs[j] for j in range(len(q))] for i in range(len(q))
+        ]
         A_dot = scores.masked_fill(torch.tensor(hidden), -math.inf).softmax(dim=1) @ v
         read_M, read_z, read_owner = M, z, owner
         if sinks:
@@ -68,11 +76,16 @@ def one_head(
             lagging.append((M, z, owner))
             read_M, read_z, read_owner = lagging[-2]
         q_m, k_m = (x[start : start + segment_length] for x in (Q_m, K_m))
-        feature_q, feature_k = torch.nn.functional.elu(q_m) + 1, torch.nn.functional.elu(k_m) + 1
+        feature_q, feature_k = (
+            torch.nn.functional.elu(q_m) + 1,
+            torch.nn.functional.elu(k_m) + 1,
+        )
         for i, document in enumerate(docs):
             if read_M is not None and read_z is not None and document == read_owner:
                 A_mem = (feature_q[i] @ read_M) / (feature_q[i] @ read_z)  # eq. 7
-                outputs.append(beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A_dot[i])  # eq. 10
+                outputs.append(
+                    beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A_dot[i]
+                )  # eq. 10
             else:
                 outputs.append(A_dot[i])
         last = next((document for document in reversed(docs) if document >= 0), last)
@@ -89,7 +102,9 @@ def one_head(
             M, z = M + feature_k.T @ v, z + added_z  # eq. 8
         else:
             weights = z if update == "delta" else z + added_z
-            M = M + feature_k.T @ (v - (feature_k @ M) / (feature_k @ weights)[:, None])  # eq. 9
+            M = M + feature_k.T @ (
+                v - (feature_k @ M) / (feature_k @ weights)[:, None]
+            )  # eq. 9
             z = z + added_z
     return torch.stack(outputs)
 
@@ -117,7 +132,9 @@ def literal_infini(
     """
     A_q, b_q, A_k, b_k = maps or (None, None, None, None)
     group = q.shape[1] // k.shape[1]
-    documents = documents.tolist() if documents is not None else [[0] * q.shape[2]] * q.shape[0]
+    documents = (
+        documents.tolist() if documents is not None else [[0] * q.shape[2]] * q.shape[0]
+    )
     options = (segment_length, theta, update)
     rows = [
         torch.stack(

@@ -13,8 +13,20 @@ from infini_llama.tasks.records.plan import EnvironmentPlan, EnvironmentRecord
 from infini_llama.tasks.runs.run_folder import RunFolder
 
 GIB = 1024**3
-H100 = {"name": "H100", "capability": [9, 0], "memory": 80 * GIB, "free": 79 * GIB, "bf16": True}
-T4 = {"name": "T4", "capability": [7, 5], "memory": 16 * GIB, "free": 15 * GIB, "bf16": False}
+H100 = {
+    "name": "H100",
+    "capability": [9, 0],
+    "memory": 80 * GIB,
+    "free": 79 * GIB,
+    "bf16": True,
+}
+T4 = {
+    "name": "T4",
+    "capability": [7, 5],
+    "memory": 16 * GIB,
+    "free": 15 * GIB,
+    "bf16": False,
+}
 FILES = {
     "proc/cpuinfo": "processor: 0\nmodel name: Xeon\nflags: fpu avx512_bf16 amx_bf16\n",
     "proc/self/status": "Name: x\nCpus_allowed_list:\t0-7\n",
@@ -38,7 +50,9 @@ def settings(
 
 def in_home(config: PipelineConfig, home: Path, run: str = "run") -> PipelineConfig:
     return config.model_copy(
-        update={"runtime": config.runtime.model_copy(update={"home": home, "name": run})}
+        update={
+            "runtime": config.runtime.model_copy(update={"home": home, "name": run})
+        }
     )
 
 
@@ -65,7 +79,9 @@ def record_of(home: Path) -> EnvironmentRecord:
 
 def reason_of(plan: EnvironmentPlan, setting: str) -> str:
     """Why the plan gave a setting its value; "" where the configuration sets it."""
-    return next((choice.reason for choice in plan.choices if choice.setting == setting), "")
+    return next(
+        (choice.reason for choice in plan.choices if choice.setting == setting), ""
+    )
 
 
 def write_command(folder: Path, name: str, script: str) -> None:
@@ -77,7 +93,9 @@ def write_command(folder: Path, name: str, script: str) -> None:
 
 def nvidia_smi(gpus: list[dict], busy: int | None) -> str:
     """A shell script that answers as nvidia-smi does; a process computes on GPU number `busy`."""
-    rows = "\n".join(f"GPU-{i}, 580.10, {90 if i == busy else 0}" for i in range(len(gpus)))
+    rows = "\n".join(
+        f"GPU-{i}, 580.10, {90 if i == busy else 0}" for i in range(len(gpus))
+    )
     apps = "" if busy is None else f"GPU-{busy}, 4242"
     return f"""case "$*" in
 *query-gpu*) echo '{rows}';;
@@ -113,12 +131,17 @@ def lay_out(
     if gpus is not None:
         (root / "dev/nvidiactl").write_text("")
         write_command(commands, "nvidia-smi", nvidia_smi(gpus, busy))
-    answer = {"gpus": [gpu | {"uuid": str(i)} for i, gpu in enumerate(gpus or [])], "nccl": True}
+    answer = {
+        "gpus": [gpu | {"uuid": str(i)} for i, gpu in enumerate(gpus or [])],
+        "nccl": True,
+    }
     lines = [f"import json; answer = json.loads({json.dumps(answer)!r})"]
     if gpu_fault:
         lines.append(f"raise RuntimeError({gpu_fault!r})")
     if flash:
-        lines.append("from infini_llama.tasks.patch_environment.gpu_probe import flash_fault")
+        lines.append(
+            "from infini_llama.tasks.patch_environment.gpu_probe import flash_fault"
+        )
         lines.append("answer['flash_attention'] = flash_fault(on_gpu=False)")
     lines.append("print(json.dumps(answer))")
 
@@ -140,5 +163,9 @@ def with_driver(folder: Path, **probe: Any) -> Machine:
     """This machine, but for a driver that is there."""
     (folder / "dev").mkdir(exist_ok=True)
     (folder / "dev/nvidiactl").write_text("")
-    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "CUDA_VISIBLE_DEVICES"
+    }
     return Machine(root=folder, environ=environ, **probe)

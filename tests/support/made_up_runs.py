@@ -8,7 +8,12 @@ from typing import Any
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.records.dataset import DatasetRef
-from infini_llama.tasks.records.metrics import Goodput, MetricsLine, TrainLine, ValidationLine
+from infini_llama.tasks.records.metrics import (
+    Goodput,
+    MetricsLine,
+    TrainLine,
+    ValidationLine,
+)
 from infini_llama.tasks.records.status import AttemptRecord
 from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.records.train_state import TrainState
@@ -25,7 +30,9 @@ from infini_llama.tasks.train.binding import bind_run
 from support.records import make_plan
 
 
-def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: Any) -> Path:
+def add_checkpoint(
+    folder: Path, step: int, loss: float | None = None, **state: Any
+) -> Path:
     """Commit a checkpoint of a kilobyte into a folder of checkpoints; `state`: fields of its train state."""
     target = checkpoint_path(folder, step)
     staged = staging(target)
@@ -33,17 +40,25 @@ def add_checkpoint(folder: Path, step: int, loss: float | None = None, **state: 
         json.dumps(TrainState(step=step, validation_loss=loss, **state).to_json())
     )
     (staged / "weights").write_bytes(bytes(1000))
-    commit(staged, target, KIND, meta={}, content={"step": step, "validation_loss": loss})
+    commit(
+        staged, target, KIND, meta={}, content={"step": step, "validation_loss": loss}
+    )
     return target
 
 
 def add_result(run: RunFolder, steps: int, **fields: object) -> None:
     """Write result.json of a run that has finished with the checkpoint of this step."""
     digest = verify(checkpoint_path(run.checkpoints, steps), checksums=False).digest
-    hashes = {"weights_sha256": "ab12", "optimizer_sha256": "cd34", "checkpoint_digest": digest}
+    hashes = {
+        "weights_sha256": "ab12",
+        "optimizer_sha256": "cd34",
+        "checkpoint_digest": digest,
+    }
     run.write(
         run.result,
-        TrainingResult.model_validate({"steps": steps, "parameters": 1234} | hashes | fields),
+        TrainingResult.model_validate(
+            {"steps": steps, "parameters": 1234} | hashes | fields
+        ),
     )
 
 
@@ -59,14 +74,20 @@ def make_run(
 ) -> Path:
     """The folder of a run with three checkpoints, whose second attempt began at step 20."""
     given = {"data": data, "train": {"max_steps": 60, "warmup_steps": 5} | train}
-    config = PipelineConfig.model_validate(given | {"runtime": {"name": name, "home": str(home)}})
+    config = PipelineConfig.model_validate(
+        given | {"runtime": {"name": name, "home": str(home)}}
+    )
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
     bind_run(config, dataset, make_plan())
     lines: list[MetricsLine] = []
     for step in range(1, steps + 1):
         line = TrainLine(
-            step=step, loss=6.0 - step / 100, learning_rate=1e-3, grad_norm=0.5, tokens=step * 512
+            step=step,
+            loss=6.0 - step / 100,
+            learning_rate=1e-3,
+            grad_norm=0.5,
+            tokens=step * 512,
         )
         speed = {
             "step_time": 0.5,
@@ -84,12 +105,23 @@ def make_run(
     point_and_prune(run.checkpoints, keep=3)
     run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in lines))
     ends = [("failed", 70, "rank 1 ended without an error report")]
-    ends += [("done", 0, "finished")] if finished else [("preempted", 75, "saved a checkpoint")]
+    ends += (
+        [("done", 0, "finished")]
+        if finished
+        else [("preempted", 75, "saved a checkpoint")]
+    )
     for number, (kind, code, message) in enumerate(ends, 1):
         record = AttemptRecord(
-            attempt=number, invocation="vm-1-1", kind=kind, code=code, message=message, seconds=30.0
+            attempt=number,
+            invocation="vm-1-1",
+            kind=kind,
+            code=code,
+            message=message,
+            seconds=30.0,
         )
-        append_attempt(run, changed(record, from_step=20 * (number - 1), checkpoint_step=20))
+        append_attempt(
+            run, changed(record, from_step=20 * (number - 1), checkpoint_step=20)
+        )
     if finished:
         add_result(run, steps, samples=("def f(): </pre><script>", "a second text"))
     return run.path
@@ -116,7 +148,9 @@ class Reading(HTMLParser):
             self.open.append(tag)
         found = dict(attributes)
         self.fetched += [
-            found[name] for name in ("src", "href", "xlink:href") if found.get(name, "#")[0] != "#"
+            found[name]
+            for name in ("src", "href", "xlink:href")
+            if found.get(name, "#")[0] != "#"
         ]
         self.fetched += [tag] * (tag in ("script", "link", "iframe"))
 

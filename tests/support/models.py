@@ -38,4 +38,9 @@ def generate(
     steps = generate_batch(
         model, [prompt], max_new_tokens, sampling, lambda _row, token: token == stop_id
     )
-    return [token for step in steps for token in step if token is not None and token != stop_id]
+    return [
+        token
+        for step in steps
+        for token in step
+        if token is not None and token != stop_id
+    ]

@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-NOT_READ = re.compile(r"\.(log|html|png|txt|gitignore)$|/tensorboard/|/prefect/|events\.out")
+NOT_READ = re.compile(
+    r"\.(log|html|png|txt|gitignore)$|/tensorboard/|/prefect/|events\.out"
+)
 VOLATILE = {"age", "bytes", "seconds", "created", "measured", "bytes_on_disk"}
 TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?")
 NAME_OF_EXCEPTION = re.compile(
@@ -36,12 +38,16 @@ NO_DATASET, NO_RUN = (
     {"runs", "gc", "doctor"},
     {"report of a dataset", "verify", "preprocess", "repair"},
 )
-ALLOWED = {("dry run", ".cached.dataset")}  # a damaged dataset is none: it is built again
+ALLOWED = {
+    ("dry run", ".cached.dataset")
+}  # a damaged dataset is none: it is built again
 Leaf = tuple[Any, Any]  # a container and the key or index of one of its values
 
 
 def dataset_of(home: Path, run: str) -> str:
-    return json.loads((home / "runs" / run / "lineage.json").read_text())["dataset"]["path"]
+    return json.loads((home / "runs" / run / "lineage.json").read_text())["dataset"][
+        "path"
+    ]
 
 
 def kinds_of_files(home: Path) -> dict[str, list[Path]]:
@@ -50,7 +56,9 @@ def kinds_of_files(home: Path) -> dict[str, list[Path]]:
     others = ("config.yaml", "runs/other/", dataset_of(home, "other"))
     for path in sorted(home.rglob("*")):
         relative = path.relative_to(home)
-        is_read = not NOT_READ.search(f"/{relative}") and not relative.as_posix().startswith(others)
+        is_read = not NOT_READ.search(
+            f"/{relative}"
+        ) and not relative.as_posix().startswith(others)
         if is_read and path.is_file() and not path.is_symlink():
             kind = re.sub(r"[0-9a-f]{12,}|\d+", "N", relative.as_posix())
             found.setdefault(kind, []).append(relative)
@@ -67,14 +75,20 @@ def leaves(value: Any) -> Iterator[Leaf]:
             yield from leaves(inner)
 
 
-def change_json(path: Path, choose: random.Random, change: Callable[[Leaf], None]) -> None:
+def change_json(
+    path: Path, choose: random.Random, change: Callable[[Leaf], None]
+) -> None:
     """Change one value of a JSON file, or of one line of a file of JSON lines; of other text, change a word."""
     text = path.read_bytes().decode("utf-8", "replace")
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     number = choose.randrange(len(lines)) if lines else 0
     try:
         value = json.loads(lines[number])
-        change(choose.choice([leaf for leaf in leaves(value) if leaf[1] != "self_checksum"]))
+        change(
+            choose.choice(
+                [leaf for leaf in leaves(value) if leaf[1] != "self_checksum"]
+            )
+        )
         lines[number] = json.dumps(value, indent=None if path.suffix == ".jsonl" else 1)
         path.write_text("\n".join(lines) + ("\n" if path.suffix == ".jsonl" else ""))
     except (ValueError, IndexError, TypeError):
@@ -128,7 +142,9 @@ def rename_a_key(choose: random.Random, path: Path, _: Path | None) -> None:
 
 def set_to(choose: random.Random, path: Path, values: list[Any]) -> None:
     def change(leaf: Leaf) -> None:
-        leaf[0][leaf[1]] = choose.choice([value for value in values if value != leaf[0][leaf[1]]])
+        leaf[0][leaf[1]] = choose.choice(
+            [value for value in values if value != leaf[0][leaf[1]]]
+        )
 
     change_json(path, choose, change)
 
@@ -150,9 +166,9 @@ def nested(choose: random.Random, path: Path, _: Path | None) -> None:
 def another_number(choose: random.Random, path: Path, _: Path | None) -> None:
     """Another digit somewhere in a text; elsewhere, another byte."""
     data = bytearray(path.read_bytes())
-    places = [number for number, byte in enumerate(data[:100_000]) if 48 <= byte < 58] or list(
-        range(len(data))
-    )
+    places = [
+        number for number, byte in enumerate(data[:100_000]) if 48 <= byte < 58
+    ] or list(range(len(data)))
     if places:
         at = choose.choice(places)
         data[at] = 48 + (data[at] - 47) % 10
@@ -187,11 +203,19 @@ MUTATIONS = (
 
 
 def commands(home: Path, dataset: str) -> dict[str, list[str]]:
-    config, other = str(home / "config.yaml"), ["runtime.name=one", f"runtime.home={home}"]
+    config, other = (
+        str(home / "config.yaml"),
+        ["runtime.name=one", f"runtime.home={home}"],
+    )
     return {
         "runs": ["runs"],
         "report": ["report", "one"],
-        "report of a dataset": ["report", dataset, "--html", str(home / "dataset.html")],
+        "report of a dataset": [
+            "report",
+            dataset,
+            "--html",
+            str(home / "dataset.html"),
+        ],
         "compare": ["compare", "one", "other"],
         "gc": ["gc", "--older-than", "0"],
         "evaluate": ["evaluate", "one"],
@@ -219,7 +243,11 @@ class Engine:
 
     def counterpart(self, relative: Path) -> Path | None:
         """The same file of the other run or of its dataset."""
-        text = relative.as_posix().replace("runs/one/", "runs/other/", 1).replace(*self.datasets, 1)
+        text = (
+            relative.as_posix()
+            .replace("runs/one/", "runs/other/", 1)
+            .replace(*self.datasets, 1)
+        )
         path = self.pristine / text
         if "chunks" in relative.parts and not path.exists():  # its key is another one
             path = next(path.parents[1].glob(f"*/{relative.name}"), path)
@@ -254,7 +282,9 @@ class Engine:
         for page in [self.home / "dataset.html", self.home / "runs/one/report.html"]:
             if page.exists() and command.startswith("report"):
                 lines = TIME.sub("", page.read_text()).splitlines()
-                result |= {f"{page.name}:{number}": line for number, line in enumerate(lines)}
+                result |= {
+                    f"{page.name}:{number}": line for number, line in enumerate(lines)
+                }
         for path in sorted((self.home / "exported").rglob("*")):
             if path.is_file():
                 result[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -271,11 +301,15 @@ class Engine:
                 results.append(result)
                 time.sleep(1.1)
             first, second = results
-            changing = {key for key in first | second if first.get(key) != second.get(key)}
+            changing = {
+                key for key in first | second if first.get(key) != second.get(key)
+            }
             self.expected[command] = first, changing, log
         return self.expected[command]
 
-    def case(self, relative: Path, mutation: str, command: str, seed: int) -> dict[str, Any]:
+    def case(
+        self, relative: Path, mutation: str, command: str, seed: int
+    ) -> dict[str, Any]:
         """One case: what was done, and how it ended."""
         expected, changing, log_before = self.expect(command)
         self.restore()
@@ -287,7 +321,9 @@ class Engine:
             for key in expected | result
             if expected.get(key) != result.get(key)
             and not (
-                key in changing or key.rsplit(".", 1)[-1] in VOLATILE or (command, key) in ALLOWED
+                key in changing
+                or key.rsplit(".", 1)[-1] in VOLATILE
+                or (command, key) in ALLOWED
             )
         }
         warned = warnings(log) - warnings(log_before)
@@ -306,7 +342,12 @@ class Engine:
             verdict = "warned"
         else:
             verdict = "silent"
-        case = {"file": relative.as_posix(), "mutation": mutation, "command": command, "seed": seed}
+        case = {
+            "file": relative.as_posix(),
+            "mutation": mutation,
+            "command": command,
+            "seed": seed,
+        }
         shown = copy.deepcopy(dict(list(differing.items())[:3]))
         return case | {
             "verdict": verdict,
@@ -318,7 +359,9 @@ class Engine:
     def draw(self, seed: int, count: int) -> Iterator[dict[str, Any]]:
         """Cases drawn evenly: every kind of file, then every mutation of it, then the commands that read it."""
         choose = random.Random(seed)
-        pairs = [(kind, mutation.__name__) for kind in self.kinds for mutation in MUTATIONS]
+        pairs = [
+            (kind, mutation.__name__) for kind in self.kinds for mutation in MUTATIONS
+        ]
         drawn: list[tuple[str, str]] = []
         while len(drawn) < count:
             choose.shuffle(pairs)
@@ -328,9 +371,14 @@ class Engine:
             without = {"datasets": NO_DATASET, "runs": NO_RUN, "units": {"gc"}}.get(
                 folder, set[str]()
             )
-            command = choose.choice([name for name in self.commands if name not in without])
+            command = choose.choice(
+                [name for name in self.commands if name not in without]
+            )
             yield self.case(
-                choose.choice(self.kinds[kind]), mutation, command, choose.randrange(2**32)
+                choose.choice(self.kinds[kind]),
+                mutation,
+                command,
+                choose.randrange(2**32),
             )
 
 
@@ -345,7 +393,9 @@ def warnings(log: str) -> set[str]:
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, inner in (
+            value.items() if isinstance(value, dict) else enumerate(value)
+        ):
             yield from flat(inner, f"{path}.{key}")
     else:
         yield path, value
@@ -363,10 +413,17 @@ class forked:  # noqa: N801
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, number)
             os.close(descriptor)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        sys.stdout, sys.stderr = (
+            os.fdopen(1, "w", closefd=False),
+            os.fdopen(2, "w", closefd=False),
+        )
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 70
+        code = (
+            error.code
+            if isinstance(error, SystemExit) and isinstance(error.code, int)
+            else 70
+        )
         if error is not None and not isinstance(error, SystemExit):
             traceback.print_exception(error)
         sys.stderr.flush()
@@ -398,7 +455,9 @@ def load_everything() -> None:
         importlib.import_module(library)
     import infini_llama.tasks
 
-    for module in pkgutil.walk_packages(infini_llama.tasks.__path__, "infini_llama.tasks."):
+    for module in pkgutil.walk_packages(
+        infini_llama.tasks.__path__, "infini_llama.tasks."
+    ):
         if not module.name.endswith((".task", "__main__")):
             try:
                 importlib.import_module(module.name)
@@ -411,7 +470,9 @@ def load_everything() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    os.environ.pop("PADDING", None)  # room for the environments of workers, as in preloaded.py
+    os.environ.pop(
+        "PADDING", None
+    )  # room for the environments of workers, as in preloaded.py
     load_everything()
     # The last argument is padding.
     pristine, seed, count, results = (

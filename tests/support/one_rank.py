@@ -22,4 +22,6 @@ class OneRank(Ranks):
 def single_rank(model: Llama, train: TrainingConfig | None = None) -> NativeStrategy:
     """The strategy of one rank, in the model's own precision."""
     settings = train or TrainingConfig()
-    return NativeStrategy(model, settings, OneRank(), torch.autocast("cpu", enabled=False), 1)
+    return NativeStrategy(
+        model, settings, OneRank(), torch.autocast("cpu", enabled=False), 1
+    )

@@ -57,7 +57,10 @@ LIBRARIES = (
     "tokenizers",
     "yaml",
 )
-TORCHRUNS = (["-m", "torch.distributed.run"], ["-m", "infini_llama.tasks.train.torchrun"])
+TORCHRUNS = (
+    ["-m", "torch.distributed.run"],
+    ["-m", "infini_llama.tasks.train.torchrun"],
+)
 SPACE = 30_000  # bytes for the command line, and as many for the environment, of the processes
 PADDING = "PADDING"
 
@@ -98,7 +101,10 @@ class Server:
         environment = os.environ | {PADDING: "-" * SPACE, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, str(theirs.fileno()), "-" * SPACE]
         self.process = subprocess.Popen(
-            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
         )
         theirs.close()
 
@@ -124,7 +130,9 @@ class Server:
         Args:
             output: descriptor of its standard output and standard error.
         """
-        pid = self.request({"command": command, "env": env, "cwd": str(Path.cwd())}, [output])
+        pid = self.request(
+            {"command": command, "env": env, "cwd": str(Path.cwd())}, [output]
+        )
         return Forked(self, pid)
 
     def run(
@@ -156,11 +164,14 @@ def serve(connection: socket.socket) -> None:
         length, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(4))
         if not length:
             return
-        request = json.loads(connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+        request = json.loads(
+            connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+        )
         if "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
             connection.sendall(
-                json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode() + b"\n"
+                json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode()
+                + b"\n"
             )
             continue
         (output,) = array.array("i", ancillary[0][2])
@@ -184,7 +195,9 @@ def nothing_returns():
         yield
         code = 0
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        code = (
+            error.code if isinstance(error.code, int) else int(error.code is not None)
+        )
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
     except KeyboardInterrupt:
@@ -205,7 +218,9 @@ def nothing_returns():
 
 def rewire(descriptors: dict[int, int], kept: tuple[int, ...]) -> None:
     """`descriptors` by number (-1: as it is), and those in `kept`; all others are closed."""
-    high = {number: os.dup(source) for number, source in descriptors.items() if source >= 0}
+    high = {
+        number: os.dup(source) for number, source in descriptors.items() if source >= 0
+    }
     while any(source <= 2 for source in high.values()):
         high = {number: os.dup(source) for number, source in high.items()}
     for number, source in high.items():
@@ -243,7 +258,10 @@ def forget_this_process() -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(
-                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                number,
+                signal.default_int_handler
+                if number == signal.SIGINT
+                else signal.SIG_DFL,
             )
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -266,7 +284,9 @@ def show(command: list[str], env: dict[str, str]) -> None:
     fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
     starts = [(int(fields[45]), int(fields[46])), (int(fields[47]), int(fields[48]))]
     for (start, end), words in zip(
-        starts, (command, [f"{name}={value}" for name, value in env.items()]), strict=True
+        starts,
+        (command, [f"{name}={value}" for name, value in env.items()]),
+        strict=True,
     ):
         text = b"".join(os.fsencode(word) + b"\0" for word in words)
         assert len(text) < end - start, "SPACE is too small"
@@ -321,14 +341,20 @@ def is_forked(command: list[str], env: dict[str, str]) -> bool:
 class Popen(subprocess.Popen):
     """Forks what `is_forked`, and executes everything else."""
 
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
+    def _execute_child(
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest
+    ):
         _, _, shell, p2cread, _, _, c2pwrite, _, errwrite = rest[:9]
         start_new_session = rest[14]
-        words = [args] if isinstance(args, str) else [os.fsdecode(word) for word in args]
+        words = (
+            [args] if isinstance(args, str) else [os.fsdecode(word) for word in args]
+        )
         environment = dict(os.environ if env is None else env)
         if shell or preexec_fn or executable or not is_forked(words, environment):
             execute = super()._execute_child  # pyright: ignore[reportAttributeAccessIssue]
-            return execute(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+            return execute(
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest
+            )
         self.pid = os.fork()
         if self.pid == 0:
             with nothing_returns():

@@ -3,7 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from infini_llama.configs.schema import DataConfig, ModelConfig, PipelineConfig, TrainingConfig
+from infini_llama.configs.schema import (
+    DataConfig,
+    ModelConfig,
+    PipelineConfig,
+    TrainingConfig,
+)
 from infini_llama.model.config import LlamaConfig
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -11,7 +16,13 @@ from infini_llama.tasks.records.lineage import Lineage, LineageDataset
 from infini_llama.tasks.records.metrics import StartTime
 from infini_llama.tasks.records.plan import EnvironmentPlan
 
-SPLIT = {"documents": 0, "tokens": 0, "bytes": 0, "unigram_entropy_bits": 4.0, "rows": 100}
+SPLIT = {
+    "documents": 0,
+    "tokens": 0,
+    "bytes": 0,
+    "unigram_entropy_bits": 4.0,
+    "rows": 100,
+}
 
 
 def make_plan(**changes: Any) -> EnvironmentPlan:
@@ -34,27 +45,44 @@ def make_dataset(**changes: Any) -> DatasetRef:
     fields: dict[str, Any] = dict.fromkeys(
         ("path", "digest", "row_table", "row_table_digest"), "same"
     )
-    fields |= {"sequence_length": 16, "vocab_size": 61, "train": SPLIT, "validation": SPLIT}
+    fields |= {
+        "sequence_length": 16,
+        "vocab_size": 61,
+        "train": SPLIT,
+        "validation": SPLIT,
+    }
     return DatasetRef.model_validate(fields | changes)
 
 
 def make_config() -> PipelineConfig:
     """16 steps of a model of one layer."""
-    train = TrainingConfig(micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1)
+    train = TrainingConfig(
+        micro_batch_size=8, compile="off", max_steps=16, warmup_steps=1
+    )
     sizes = ModelConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
-    return PipelineConfig(data=DataConfig(source="python-stdlib"), train=train, model=sizes)
+    return PipelineConfig(
+        data=DataConfig(source="python-stdlib"), train=train, model=sizes
+    )
 
 
 def make_lineage(
-    config: PipelineConfig | None = None, dataset: DatasetRef | None = None, **changes: Any
+    config: PipelineConfig | None = None,
+    dataset: DatasetRef | None = None,
+    **changes: Any,
 ) -> Lineage:
     """What a run of this configuration is bound to, without a curriculum."""
     config, dataset = config or make_config(), dataset or make_dataset()
     bound = {
         name: getattr(dataset, name)
-        for name in ("path", "digest", "row_table", "row_table_digest", "sequence_length")
+        for name in (
+            "path",
+            "digest",
+            "row_table",
+            "row_table_digest",
+            "sequence_length",
+        )
     }
     fields: dict[str, Any] = {
         "dataset": LineageDataset(**bound),

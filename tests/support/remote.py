@@ -118,7 +118,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(int(fault or 404))
             return
         if path.is_dir():
-            names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in path.iterdir())
+            names = sorted(
+                f"{one.name}/" if one.is_dir() else one.name for one in path.iterdir()
+            )
             base = self.path.rstrip("/")
             body = "".join(
                 f'<a href="{base}/{html.escape(name)}">{name}</a>\n' for name in names
@@ -131,7 +133,9 @@ class Handler(BaseHTTPRequestHandler):
             else None
         )
         self.send_response(206 if asked else 200)
-        self.send_header("Content-Type", "text/html" if path.is_dir() else self.server.content_type)
+        self.send_header(
+            "Content-Type", "text/html" if path.is_dir() else self.server.content_type
+        )
         self.send_header("ETag", f'"{blake3(body).hexdigest()}"')
         if asked:
             first, last = int(asked[1]), min(int(asked[2]) + 1, len(body))

@@ -75,7 +75,9 @@ def postgres(user: str, password: str, database: str) -> Iterator[int]:
             "scram-sha-256",
             f"--pwfile={secret}",
         ]
-        subprocess.run([*account, *create], check=True, capture_output=True, timeout=120, cwd="/")
+        subprocess.run(
+            [*account, *create], check=True, capture_output=True, timeout=120, cwd="/"
+        )
         start = [
             str(POSTGRES / "postgres"),
             "-D",

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def shell(line: str, folder: Path, codes: Sequence[int] = (0,), **variables: str) -> str:
+def shell(
+    line: str, folder: Path, codes: Sequence[int] = (0,), **variables: str
+) -> str:
     """What `line` prints in `folder`, which is also the home of its user; an AssertionError for another exit code."""
     environment = {
         "HOME": str(folder),

@@ -20,7 +20,9 @@ from infini_llama.tasks.tokenizers.engines import reference_engine
 from support.tokenizer_kinds import train_bpe
 
 
-def start_build(data: DataConfig, home: Path, **variables: str) -> subprocess.Popen[str]:
+def start_build(
+    data: DataConfig, home: Path, **variables: str
+) -> subprocess.Popen[str]:
     """`preprocess` in a process of its own, which has printed its first line, "started", and will print the reference."""
     command = [
         sys.executable,
@@ -78,7 +80,8 @@ def survey(data: DataConfig) -> Survey:
                 if len(kept):
                     offsets, values = map_shard(unit.shard_path(name))
                     documents = [
-                        values[start : end - 1].tolist() for start, end in pairwise(offsets)
+                        values[start : end - 1].tolist()
+                        for start, end in pairwise(offsets)
                     ]
                     split[name] += [
                         tokenizer.decode(ids)

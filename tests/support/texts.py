@@ -24,15 +24,21 @@ def write_files(folder: Path, texts: Iterable[str]) -> str:
 
 def write_lines(path: Path, texts: Iterable[str], field: str = "text") -> str:
     """Write JSON Lines, one record per text; returns the path, as `data.files` has it."""
-    path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({field: text}) + "\n" for text in texts), encoding="utf-8"
+    )
     return str(path)
 
 
 def documents_of(dataset: Path, split: str) -> list[list[int]]:
     """The token ids of each document of a split, with the end of text."""
-    shards = [map_shard(path) for path in sorted((dataset / split).glob("data-*.arrow"))]
+    shards = [
+        map_shard(path) for path in sorted((dataset / split).glob("data-*.arrow"))
+    ]
     return [
-        values[start:end].tolist() for offsets, values in shards for start, end in pairwise(offsets)
+        values[start:end].tolist()
+        for offsets, values in shards
+        for start, end in pairwise(offsets)
     ]
 
 
@@ -44,14 +50,18 @@ def encoded(form: str, texts: list[str]) -> bytes:
     match form:
         case "jsonl" | "ndjson":
             return "".join(
-                json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n" for row in rows
+                json.dumps(row, ensure_ascii=row["id"] % 2 == 0) + "\n\n"
+                for row in rows
             ).encode()
         case "json":
             return json.dumps(rows, indent=2, ensure_ascii=False).encode()
         case "csv" | "tsv":
             between = "," if form == "csv" else "\t"
             quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
-            lines = [f"id{between}text", *(f"{k}{between}{text}" for k, text in enumerate(quoted))]
+            lines = [
+                f"id{between}text",
+                *(f"{k}{between}{text}" for k, text in enumerate(quoted)),
+            ]
             return "".join(f"{line}\r\n" for line in lines).encode()
         case "parquet":
             pyarrow.parquet.write_table(table, sink, row_group_size=2)

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.tokenizers.tokenizer import train
@@ -29,7 +36,9 @@ def _learned(tokenizer: Tokenizer, trainer: trainers.Trainer) -> Tokenizer:
 def _with_byte_fallback(tokenizer: Tokenizer) -> Tokenizer:
     """BPE over characters, with the 256 bytes for all others, as SentencePiece learns it."""
     special = [UNKNOWN, "<s>", END, *BYTES]
-    trainer = trainers.BpeTrainer(vocab_size=450, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=450, special_tokens=special, show_progress=False
+    )
     described = json.loads(_learned(tokenizer, trainer).to_str())
     described["model"] |= {"unk_token": UNKNOWN, "byte_fallback": True}
     described["added_tokens"] = [
@@ -49,7 +58,9 @@ def llama2() -> Tokenizer:
 
 def mistral() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="first", split=False
+    )
     tokenizer.decoder = decoders.Sequence([*SPACES_BACK, decoders.Strip(" ", 1, 0)])
     return _with_byte_fallback(tokenizer)
 
@@ -63,7 +74,10 @@ def gemma(*steps: Any) -> Tokenizer:
 
 def t5() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.Metaspace(),
+        decoders.Metaspace(),
+    )
     special = [UNKNOWN, END]
     trainer = trainers.UnigramTrainer(
         vocab_size=200,
@@ -79,10 +93,15 @@ def unigram_with_bytes() -> Tokenizer:
     pieces = [(UNKNOWN, 0.0), (END, 0.0), *((byte, -9.0) for byte in BYTES)]
     letters = sorted({letter for text in TEXTS for letter in text.replace(" ", "▁")})
     words = sorted({"▁" + word for text in TEXTS for word in text.split()})
-    pieces += [*((letter, -6.0) for letter in letters), *((word, -4.0) for word in words)]
+    pieces += [
+        *((letter, -6.0) for letter in letters),
+        *((word, -4.0) for word in words),
+    ]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace()]
+    )
     tokenizer.add_special_tokens([UNKNOWN, END])
     return tokenizer
 
@@ -97,7 +116,9 @@ def bert() -> Tokenizer:
     special = [UNKNOWN, END]
     return _learned(
         tokenizer,
-        trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False),
+        trainers.WordPieceTrainer(
+            vocab_size=200, special_tokens=special, show_progress=False
+        ),
     )
 
 
@@ -122,7 +143,8 @@ def words() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return _learned(
-        tokenizer, trainers.WordLevelTrainer(special_tokens=[UNKNOWN, END], show_progress=False)
+        tokenizer,
+        trainers.WordLevelTrainer(special_tokens=[UNKNOWN, END], show_progress=False),
     )
 
 
@@ -139,12 +161,18 @@ def speech() -> Tokenizer:
     return tokenizer
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, special: Iterable[str] = ()) -> Tokenizer:
-    return train(texts, TokenizerConfig(vocab_size=vocab_size, special_tokens=[*special]))
+def train_bpe(
+    texts: Iterable[str], vocab_size: int, special: Iterable[str] = ()
+) -> Tokenizer:
+    return train(
+        texts, TokenizerConfig(vocab_size=vocab_size, special_tokens=[*special])
+    )
 
 
 def _over_bytes(kind: str) -> Callable[[], Tokenizer]:
-    return lambda: train(TEXTS, TokenizerConfig.model_validate({"kind": kind, "vocab_size": 320}))
+    return lambda: train(
+        TEXTS, TokenizerConfig.model_validate({"kind": kind, "vocab_size": 320})
+    )
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {

@@ -18,7 +18,11 @@ from support.records import make_plan
 
 
 def trained_run(
-    home: Path, dataset: DatasetRef, data: DataConfig, name: str = "run", **model: object
+    home: Path,
+    dataset: DatasetRef,
+    data: DataConfig,
+    name: str = "run",
+    **model: object,
 ) -> tuple[Path, Llama]:
     """A run's folder with one checkpoint at step 7, and the model in it. Norms, gates and maps are not as at first."""
     sizes = {
@@ -27,10 +31,16 @@ def trained_run(
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
-    wanted = {"num_key_value_heads": 2, "initializer_range": 0.2, "segment_length": 8} | model
+    wanted = {
+        "num_key_value_heads": 2,
+        "initializer_range": 0.2,
+        "segment_length": 8,
+    } | model
     given = {"data": data, "model": sizes, "runtime": {"name": name, "home": str(home)}}
     config = PipelineConfig.model_validate(given)
-    fields = config.model.architecture(dataset.vocab_size, dataset.sequence_length) | wanted
+    fields = (
+        config.model.architecture(dataset.vocab_size, dataset.sequence_length) | wanted
+    )
     run = RunFolder(home / "runs" / name)
     run.path.mkdir(parents=True)
     shape = LlamaConfig(**fields)
@@ -45,7 +55,9 @@ def trained_run(
                 parameter.normal_()
             if ".memory_" in parameter_name:
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    state = TrainState(step=7, samples=7 * 32, tokens=3584, model=fields, dataset=dataset.digest)
+    state = TrainState(
+        step=7, samples=7 * 32, tokens=3584, model=fields, dataset=dataset.digest
+    )
     state.record_validation(5.5)
     save_checkpoint(run.checkpoints, 7, model_tensors(made), state.to_json())
     run.metrics.write_text(

@@ -34,7 +34,9 @@ def no_process(request, monkeypatch):
             pytrace=False,
         )
 
-    def start(self: subprocess.Popen, command: list[str], *arguments: Any, **options: Any) -> None:
+    def start(
+        self: subprocess.Popen, command: list[str], *arguments: Any, **options: Any
+    ) -> None:
         if command[0] not in ASKED_ONCE:
             refuse(command)
         popen(self, command, *arguments, **options)

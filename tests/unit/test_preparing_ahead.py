@@ -18,16 +18,20 @@ def test_rows_made_while_training_hold_whole_documents_and_their_ends(tmp_path):
     spec.loader.exec_module(benchmark)
     words = ["<end>", "a", "b", "c", "d"]
     tokenizer = Tokenizer(
-        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<end>")
+        models.WordLevel(
+            {word: number for number, word in enumerate(words)}, unk_token="<end>"
+        )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    rows = benchmark.WhileTraining(["a b", "c d a"], tmp_path / "tokenizer.json", eos=0, length=6)
+    rows = benchmark.WhileTraining(
+        ["a b", "c d a"], tmp_path / "tokenizer.json", eos=0, length=6
+    )
     stream = []
     for inputs, labels in islice(iter(rows), 20):
-        assert inputs.shape == labels.shape == (benchmark.BATCH, 6) and inputs[:, 1:].equal(
-            labels[:, :-1]
-        )
+        assert inputs.shape == labels.shape == (benchmark.BATCH, 6) and inputs[
+            :, 1:
+        ].equal(labels[:, :-1])
         stream += [
             token
             for row, last in zip(inputs.tolist(), labels[:, -1].tolist(), strict=True)

@@ -9,7 +9,12 @@ from pathlib import Path
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.rows.tables import with_curriculum
-from infini_llama.tasks.records.dataset import DatasetRef, RowTableRef, SplitStats, TextSummary
+from infini_llama.tasks.records.dataset import (
+    DatasetRef,
+    RowTableRef,
+    SplitStats,
+    TextSummary,
+)
 from infini_llama.tasks.storage.artifacts import (
     read_dataset,
     read_manifest,

@@ -23,7 +23,11 @@ from infini_llama.tasks.preprocess.rows.packing import (
     costs_of,
 )
 from infini_llama.tasks.preprocess.tokens.reader import Rows, rows_of, target_counts
-from infini_llama.tasks.preprocess.tokens.shards import document_lengths, entropy_bits, save_array
+from infini_llama.tasks.preprocess.tokens.shards import (
+    document_lengths,
+    entropy_bits,
+    save_array,
+)
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.records.manifest import (
     SPLITS,
@@ -55,7 +59,9 @@ def row_table_key(settings: DataConfig | RowTableContent, tokens_key: str) -> st
     Args:
         tokens_key: key of the token level below it.
     """
-    strategy = settings.packing if isinstance(settings, DataConfig) else settings.strategy
+    strategy = (
+        settings.packing if isinstance(settings, DataConfig) else settings.strategy
+    )
     key: dict[str, object] = {
         "version": FORMAT_VERSIONS[ROW_TABLES],
         "tokens": tokens_key,
@@ -175,7 +181,9 @@ def build_table(
         if table.pieces is None:
             arrays = {"rows": table.entries + first_token}
         else:
-            shared = 1 if by_name else 0  # its first bound is the last one of the source before
+            shared = (
+                1 if by_name else 0
+            )  # its first bound is the last one of the source before
             arrays = {
                 "rows": table.entries[shared:] + first_piece,
                 "pieces": table.pieces + np.array([first_token, 0]),
@@ -196,7 +204,9 @@ def build_table(
 
 
 def _sum(costs: list[RowCosts], rows: list[int]) -> RowCosts:
-    filled = sum(cost.efficiency * count for cost, count in zip(costs, rows, strict=True))
+    filled = sum(
+        cost.efficiency * count for cost, count in zip(costs, rows, strict=True)
+    )
     return RowCosts(
         efficiency=filled / max(1, sum(rows)),
         cut_documents=sum(cost.cut_documents for cost in costs),
@@ -242,7 +252,9 @@ def write_table(
         DataError: a split, or a source's training text, is shorter than one row, or a shard does
             not have the bytes its manifest says.
     """
-    device = "cpu" if data.device == "auto" or data.packing not in ON_A_GPU else data.device
+    device = (
+        "cpu" if data.device == "auto" or data.packing not in ON_A_GPU else data.device
+    )
     if device == "cpu" and data.device.startswith("cuda"):
         log.info(
             "data.packing=%s is computed on the CPU: its pieces are placed one after another",
@@ -251,7 +263,8 @@ def write_table(
     content = read_dataset(dataset).content
     with rows_on(device) as compute:
         built = {
-            split: _table_of(data, dataset, split, content[split], compute) for split in SPLITS
+            split: _table_of(data, dataset, split, content[split], compute)
+            for split in SPLITS
         }
     train, validation = (built[split] for split in SPLITS)
     sources = BySplit(train=train.sources, validation=validation.sources)
@@ -264,7 +277,9 @@ def write_table(
     )
     with repairable():
         training_rows = _rows_of(dataset, "train", train, data.sequence_length)
-        validation_rows = _rows_of(dataset, "validation", validation, data.sequence_length)
+        validation_rows = _rows_of(
+            dataset, "validation", validation, data.sequence_length
+        )
         costs = BySplit(
             train=_costs(train, training_rows),
             validation=_costs(validation, validation_rows),
@@ -345,4 +360,6 @@ def _table_of(
             f"{tokens} tokens, fewer{each} than one sequence of data.sequence_length={length} "
             "and its last label; lower it, add text"
         )
-    raise DataError(f"the {split} text{source} has {fault}, or change data.validation_fraction.")
+    raise DataError(
+        f"the {split} text{source} has {fault}, or change data.validation_fraction."
+    )

@@ -46,7 +46,10 @@ class Parquet(Format):
         with open_file() as file:
             table = _opened(file)
         groups = [_columns(table, number) for number in range(table.num_row_groups)]
-        sizes = [sum(column.total_compressed_size for column in columns) for columns in groups]
+        sizes = [
+            sum(column.total_compressed_size for column in columns)
+            for columns in groups
+        ]
         return _ranges(sizes, most)
 
 
@@ -63,7 +66,9 @@ def _texts_of_row_groups(content: Content) -> TextRecords:
         first, last = content.span or (0, table.num_row_groups)
 
         def before() -> int:
-            return sum(table.metadata.row_group(number).num_rows for number in range(first))
+            return sum(
+                table.metadata.row_group(number).num_rows for number in range(first)
+            )
 
         rows = table.iter_batches(
             batch_size=AT_ONCE,
@@ -85,14 +90,17 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
 
     table = ParquetFile(file, page_checksum_verification=True)
     column_ends = [
-        (column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size
+        (column.dictionary_page_offset or column.data_page_offset)
+        + column.total_compressed_size
         for number in range(table.num_row_groups)
         for column in _columns(table, number)
     ]
     footer = file.seek(0, os.SEEK_END) - 8 - table.metadata.serialized_size
     start = min(max(column_ends, default=0), footer)
     file.seek(start)
-    if b"PAR1PAR1" in file.read(footer - start):  # of one file's end and the next one's start
+    if b"PAR1PAR1" in file.read(
+        footer - start
+    ):  # of one file's end and the next one's start
         raise Unreadable(
             "holds several parquet files, one after another; give each as a file of its own"
         )
@@ -178,10 +186,14 @@ def _texts(
     for batch in record_batches:
         column = batch.column(text_column)
         try:
-            column.validate(full=True)  # to_pylist follows any offset, also out of the buffer
+            column.validate(
+                full=True
+            )  # to_pylist follows any offset, also out of the buffer
         except pa.ArrowException as error:
             place = f"in the rows from {before() + number + 1}"
-            raise Unreadable(f"is damaged, or is not UTF-8, {place} ({one_line(error)})") from None
+            raise Unreadable(
+                f"is damaged, or is not UTF-8, {place} ({one_line(error)})"
+            ) from None
         for start in range(0, len(column), AT_ONCE):
             try:
                 values = column.slice(start, AT_ONCE).to_pylist()
@@ -199,7 +211,9 @@ def _texts(
 
 def _seekable(stream: IO[bytes]) -> IO[bytes]:
     """The file itself, or what it holds unpacked on disk: parquet is read from its end."""
-    if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO | Ranges):
+    if isinstance(stream, io.BufferedReader) and isinstance(
+        stream.raw, io.FileIO | Ranges
+    ):
         return stream
     unpacked = tempfile.TemporaryFile()  # noqa: SIM115  its reader closes it
     shutil.copyfileobj(stream, unpacked, texts.BLOCK)
@@ -211,7 +225,9 @@ def _require_column(schema: pa.Schema, text_column: str) -> None:
     try:
         names = schema.names
     except UnicodeDecodeError as error:
-        raise Unreadable(f"has a column whose name is not UTF-8 ({error.reason})") from None
+        raise Unreadable(
+            f"has a column whose name is not UTF-8 ({error.reason})"
+        ) from None
     named_column(names, text_column)
 
 

@@ -47,7 +47,9 @@ def unpacked(file: IO[bytes], compression: str) -> IO[bytes]:
         Refused: it is not damaged, and cannot be unpacked here.
     """
     if compression and not file.peek(1):  # type: ignore[attr-defined]
-        raise EOFError("it has no bytes, but a compressed file has a header even if it is empty")
+        raise EOFError(
+            "it has no bytes, but a compressed file has a header even if it is empty"
+        )
     match compression:
         case "gz":
             raw: Any = gzip.GzipFile(fileobj=file)

@@ -56,7 +56,9 @@ class Delimited(Format):
         return _texts(_rows(blocks, self.delimiter, are_syntax), text_column)
 
 
-def _of_delimiter(blocks: Iterator[Block], delimiter: str, text_column: str) -> Iterator[Block]:
+def _of_delimiter(
+    blocks: Iterator[Block], delimiter: str, text_column: str
+) -> Iterator[Block]:
     """The same blocks.
 
     Raises:
@@ -76,9 +78,12 @@ def _refuse_other_delimiter(header: str, delimiter: str, text_column: str) -> No
             text's column is among these alone.
     """
     if header.lower().startswith("sep="):
-        raise Unreadable("begins with Excel's line 'sep=', which is no header; remove this line")
+        raise Unreadable(
+            "begins with Excel's line 'sep=', which is no header; remove this line"
+        )
     columns = {
-        mark: [column.strip().strip('"') for column in header.split(mark)] for mark in DELIMITERS
+        mark: [column.strip().strip('"') for column in header.split(mark)]
+        for mark in DELIMITERS
     }
     own = columns.pop(delimiter)
     for other, names in columns.items():
@@ -353,12 +358,16 @@ class _Record:
             self.fields += len(fields) - 1 if was_open else len(fields)
             last = len(fields) - 1
             for number, (is_quoted, content) in enumerate(fields):
-                continues = (was_open and number == 0) or (stays_open and number == last)
+                continues = (was_open and number == 0) or (
+                    stays_open and number == last
+                )
                 if is_quoted and '"' in content:
                     if DOUBLED.search(content):
                         self.signs.add(_Sign.DOUBLED)
                 elif is_quoted and content and "\t" not in content and not continues:
-                    self.signs.add(_Sign.FOR_COMMA if "," in content else _Sign.NEEDLESS)
+                    self.signs.add(
+                        _Sign.FOR_COMMA if "," in content else _Sign.NEEDLESS
+                    )
                 elif not is_quoted and "," in content:
                     self.signs.add(_Sign.BARE_COMMA)
         self.is_open = bool(stays_open)
@@ -453,7 +462,9 @@ class _Evidence:
                 f"(line {text} has others), nor all text (line {syntax} has others)"
             )
         is_bare_in_part = {_Sign.FOR_COMMA, _Sign.BARE_COMMA} <= self.lines.keys()
-        is_needless = (_Sign.NEEDLESS in self.lines or is_bare_in_part) and not is_doubled
+        is_needless = (
+            _Sign.NEEDLESS in self.lines or is_bare_in_part
+        ) and not is_doubled
         if text or only_syntax:
             return not text
         if is_needless or _Sign.EITHER not in self.lines:

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from infini_llama.configs.errors import portable, shown_path
 from infini_llama.tasks.preprocess.sources import formats
-from infini_llama.tasks.preprocess.sources.patterns import NotText, matching_files, real_path
+from infini_llama.tasks.preprocess.sources.patterns import (
+    NotText,
+    matching_files,
+    real_path,
+)
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
 from infini_llama.tasks.preprocess.sources.texts import Batch, Span, Stamp
@@ -43,7 +47,11 @@ class File(TextInput):
         return formats.read(self.path, self.text_column, self.format, span)
 
     def spans(self, most: int) -> list[Span] | None:
-        path = self.path.for_its_table() if isinstance(self.path, RemoteFile) else self.path
+        path = (
+            self.path.for_its_table()
+            if isinstance(self.path, RemoteFile)
+            else self.path
+        )
         return formats.spans(path, self.size(), self.format, most)
 
     @property
@@ -101,7 +109,13 @@ def named_files(
     """
     section = source.section
     return [
-        File(path, portable(name), section.text_column, f"{source.place}.{key}", section.format)
+        File(
+            path,
+            portable(name),
+            section.text_column,
+            f"{source.place}.{key}",
+            section.format,
+        )
         for path, name in paths
     ]
 
@@ -122,9 +136,13 @@ def matching(
     return named_files(source, found, key)
 
 
-def with_validation_files(source: Source, training: Sequence[File], not_text: NotText) -> Inputs:
+def with_validation_files(
+    source: Source, training: Sequence[File], not_text: NotText
+) -> Inputs:
     """These files and those of data.validation_files, which are not trained on."""
-    held_out = matching(source, source.section.validation_files, "validation_files", not_text)
+    held_out = matching(
+        source, source.section.validation_files, "validation_files", not_text
+    )
     validation = {real_path(file.path) for file in held_out}
     return Inputs(
         training=[file for file in training if real_path(file.path) not in validation],

@@ -12,7 +12,9 @@ MARKUP = ("html", "htm", "xhtml", "xml", "svg")
 PROSE = ("txt", "md", "rst")
 # Possessive: what was passed is not tried again, in other parts, where no tag follows.
 BEFORE_MARKUP = rb"(?:\s|<\?xml[^>]*>|<!--.*?-->)*+"
-PAGE = re.compile(BEFORE_MARKUP + rb"<(?:!doctype\s+html|html[\s>])", re.IGNORECASE | re.DOTALL)
+PAGE = re.compile(
+    BEFORE_MARKUP + rb"<(?:!doctype\s+html|html[\s>])", re.IGNORECASE | re.DOTALL
+)
 # Of S3, Azure and Google Cloud Storage.
 ERROR_OF_STORAGE = re.compile(BEFORE_MARKUP + rb"<Error[^>]*>\s*<Code>", re.DOTALL)
 JSON_OBJECT = re.compile(rb'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*+"\s*:')
@@ -95,7 +97,11 @@ def refuse_records(
 
 
 def _other_format(kind: str) -> Refused:
-    as_text = "" if TEXT_FORMATS[kind].is_binary else " (data.format=txt reads it as one text)"
+    as_text = (
+        ""
+        if TEXT_FORMATS[kind].is_binary
+        else " (data.format=txt reads it as one text)"
+    )
     return Refused(
         f"holds {WORDS.get(kind, kind)}, which the ending of its name does not say; "
         f"rename it to end with .{kind}, or set data.format={kind}{as_text}"
@@ -111,12 +117,16 @@ def _json_kind(first: bytes, ending: str, text_column: str) -> str | None:
     begin = JSON_OBJECT.match(first)
     if begin is None:
         return None
-    has_field = json.dumps(text_column, ensure_ascii=False).encode(errors="replace") in first
+    has_field = (
+        json.dumps(text_column, ensure_ascii=False).encode(errors="replace") in first
+    )
     is_array = begin[1] is not None
     lines = [] if is_array else first.lstrip().split(b"\n", 2)
     # No JSON value has "}", a line's end and "{" one after the other.
     are_lines = (
-        len(lines) > 1 and lines[0].rstrip().endswith(b"}") and lines[1].lstrip().startswith(b"{")
+        len(lines) > 1
+        and lines[0].rstrip().endswith(b"}")
+        and lines[1].lstrip().startswith(b"{")
     )
     if are_lines or (len(first) == WINDOW and len(lines) == 1):
         return "jsonl"

@@ -82,7 +82,9 @@ def refuse_tables(
     Raises:
         DataError: some do.
     """
-    of_records = (file for file in files if FORMAT_IN_NAME.search(os.path.basename(file).lower()))
+    of_records = (
+        file for file in files if FORMAT_IN_NAME.search(os.path.basename(file).lower())
+    )
     holding = {PurePosixPath(file).parent: None for file in of_records}  # in order
     around = {
         str(folder): None

@@ -12,10 +12,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO
 
-from infini_llama.configs.errors import PASSING, DataError, PipelineError, one_line, shown_path
+from infini_llama.configs.errors import (
+    PASSING,
+    DataError,
+    PipelineError,
+    one_line,
+    shown_path,
+)
 from infini_llama.configs.pointers import LONGEST_POINTER, dangling, pointer_in
 from infini_llama.configs.text_formats import BY_ENDING, TEXT_FORMATS, TextFormat
-from infini_llama.tasks.preprocess.sources.compression import COMPRESSED, DAMAGE, unpacked
+from infini_llama.tasks.preprocess.sources.compression import (
+    COMPRESSED,
+    DAMAGE,
+    unpacked,
+)
 from infini_llama.tasks.preprocess.sources.first_bytes import (
     WINDOW,
     refuse_binary,
@@ -204,7 +214,9 @@ def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
 def _refuse_packed(stream: IO[bytes]) -> None:
     """Refuse what is packed, though its name does not say it; of a tar, the bytes can be UTF-8."""
     first = _first(stream, TAR_PLACE + len(TAR))
-    kind = next((kind for begin, kind in PACKED.items() if first.startswith(begin)), None)
+    kind = next(
+        (kind for begin, kind in PACKED.items() if first.startswith(begin)), None
+    )
     if kind == "zip" or first[TAR_PLACE:] == TAR:
         raise Refused(ARCHIVE)
     if kind:

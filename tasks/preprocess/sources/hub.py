@@ -155,12 +155,17 @@ def hub_files(
     ]
 
 
-def _facts(dataset: str, revision: Revision, paths: list[str]) -> dict[str, tuple[int, str]]:
+def _facts(
+    dataset: str, revision: Revision, paths: list[str]
+) -> dict[str, tuple[int, str]]:
     """Size and hash of each file."""
     if revision.cached is not None:
         files = {path: revision.cached / path for path in paths}
         # A file of the cache is a link to one that is named by its hash.
-        return {path: (file.stat().st_size, file.resolve().name) for path, file in files.items()}
+        return {
+            path: (file.stat().st_size, file.resolve().name)
+            for path, file in files.items()
+        }
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 

@@ -12,14 +12,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from infini_llama.configs.errors import ConfigError, DataError, PipelineError, portable, shown_path
+from infini_llama.configs.errors import (
+    ConfigError,
+    DataError,
+    PipelineError,
+    portable,
+    shown_path,
+)
 from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.folders import refuse_tables
 from infini_llama.tasks.preprocess.sources.formats import format_of
-from infini_llama.tasks.preprocess.sources.hub import COMMIT, Revision, hub_files, revision_of
+from infini_llama.tasks.preprocess.sources.hub import (
+    COMMIT,
+    Revision,
+    hub_files,
+    revision_of,
+)
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
@@ -39,7 +50,9 @@ AT_ONCE = 256  # rows
 OUR_BUILDERS = ("arrow", "csv", "json", "parquet")
 # Settings of a builder that are not about how a file is read; the separator is looked at by itself.
 NOT_OF_READING = ("name", "version", "data_dir", "data_files", "description", "sep")
-NAME_OF_SPLIT = re.compile(r"\w+(\.\w+)*")  # other than an expression, as train[:10%] or a+b
+NAME_OF_SPLIT = re.compile(
+    r"\w+(\.\w+)*"
+)  # other than an expression, as train[:10%] or a+b
 ALL_SPLITS = "all"  # an expression, too
 
 
@@ -73,7 +86,8 @@ class HuggingFace(Source):
             is_known = len(used) == len(names)  # not of an expression
             _count_unread(folder, used if is_known else files.values(), not_text)
         training, *validation = [
-            self._inputs_of(builder, name, files.get(name, [])) for name in names.values()
+            self._inputs_of(builder, name, files.get(name, []))
+            for name in names.values()
         ]
         return Inputs(training, [*chain.from_iterable(validation)])
 
@@ -101,7 +115,9 @@ class HuggingFace(Source):
 
     def _builder(self) -> Any:
         """What `datasets` finds at the place of the dataset, of which nothing is read yet."""
-        from datasets import load_dataset_builder  # heavy, and needed for this source alone
+        from datasets import (
+            load_dataset_builder,
+        )  # heavy, and needed for this source alone
 
         section = self.section
         folder = expanded(section.dataset)
@@ -110,7 +126,9 @@ class HuggingFace(Source):
             if revision.cached is not None and not section.streaming:
                 return self._cached_builder(revision.cached)
             place = str(folder) if folder.is_dir() else section.dataset
-            return load_dataset_builder(place, section.dataset_config, revision=revision.commit)
+            return load_dataset_builder(
+                place, section.dataset_config, revision=revision.commit
+            )
         except Exception as error:  # `datasets` has no common class for what is wrong
             words = _words(error)
             if _of_the_network(error) or revision.cached is not None:
@@ -133,20 +151,28 @@ class HuggingFace(Source):
         name = self.section.dataset_config
         card = folder / "README.md"
         configurations = (
-            DatasetCard.load(card).data.to_dict().get("configs") if card.exists() else []
+            DatasetCard.load(card).data.to_dict().get("configs")
+            if card.exists()
+            else []
         )
         chosen = _configuration(configurations or [], name)
         files = chosen.get("data_files")
         if isinstance(files, list) and all(isinstance(entry, dict) for entry in files):
             splits = (self.section.dataset_split, self.section.validation_split)
-            files = {entry["split"]: entry["path"] for entry in files if entry["split"] in splits}
+            files = {
+                entry["split"]: entry["path"]
+                for entry in files
+                if entry["split"] in splits
+            }
         return load_dataset_builder(
             str(folder),
             chosen.get("config_name", name),
             data_files=files or None,
         )
 
-    def _refuse_unknown_split(self, key: str, name: str, files: dict[str, list[str]]) -> None:
+    def _refuse_unknown_split(
+        self, key: str, name: str, files: dict[str, list[str]]
+    ) -> None:
         if not files or name in files or name == ALL_SPLITS:
             return
         if not NAME_OF_SPLIT.fullmatch(name):
@@ -172,9 +198,14 @@ class HuggingFace(Source):
         """
         section = self.section
         key = f"{self.place}.dataset"
-        files = self._files(paths) if paths and _is_read_as_files(builder, paths) else None
+        files = (
+            self._files(paths) if paths and _is_read_as_files(builder, paths) else None
+        )
         if files is not None:
-            return [File(path, portable(name), section.text_column, key) for path, name in files]
+            return [
+                File(path, portable(name), section.text_column, key)
+                for path, name in files
+            ]
         split_read = Split(
             dataset=section.dataset,
             configuration=section.dataset_config,
@@ -303,7 +334,9 @@ def _batches_of(dataset: Any, split: Split) -> Iterator[dict[str, list[Any]]]:
         # elsewhere is dropped for it.
         is_elsewhere = split.streaming and not expanded(split.dataset).is_dir()
         if is_elsewhere or _of_the_network(error):
-            raise PipelineError(f"{split.dataset} {fault}; run the same command again.") from None
+            raise PipelineError(
+                f"{split.dataset} {fault}; run the same command again."
+            ) from None
         raise Unreadable(fault) from None
 
 
@@ -327,10 +360,16 @@ def _opened(split: Split) -> Any:
             streaming=split.streaming,
             revision=split.revision.commit,
         )
-    except Exception as error:  # `datasets` has no common class for what is wrong with a file
-        fault = f"cannot be opened as a dataset with split '{split.name}' ({_words(error)})"
+    except (
+        Exception
+    ) as error:  # `datasets` has no common class for what is wrong with a file
+        fault = (
+            f"cannot be opened as a dataset with split '{split.name}' ({_words(error)})"
+        )
         if _of_the_network(error):
-            raise PipelineError(f"{split.dataset} {fault}; run the same command again.") from None
+            raise PipelineError(
+                f"{split.dataset} {fault}; run the same command again."
+            ) from None
         raise Unreadable(fault) from None
 
 
@@ -365,15 +404,21 @@ def _is_read_as_files(builder: Any, paths: list[str]) -> bool:
     default = type(config)()
     for field in fields(config):
         is_of_reading = field.name not in NOT_OF_READING
-        if is_of_reading and getattr(config, field.name) != getattr(default, field.name):
+        if is_of_reading and getattr(config, field.name) != getattr(
+            default, field.name
+        ):
             return False
     separator = getattr(config, "sep", ",")
     return separator == "," or (separator == "\t" and TEXT_FORMATS["tsv"] in formats)
 
 
-def _configuration(configurations: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
+def _configuration(
+    configurations: list[dict[str, Any]], name: str | None
+) -> dict[str, Any]:
     """The entry of a dataset's card that `datasets` takes for this name; empty: none."""
-    chosen = [entry for entry in configurations if entry["config_name"] == (name or "default")]
+    chosen = [
+        entry for entry in configurations if entry["config_name"] == (name or "default")
+    ]
     if name is None:
         stated = [entry for entry in configurations if entry.get("default")]
         chosen = configurations if len(configurations) == 1 else [*stated, *chosen]
@@ -382,7 +427,8 @@ def _configuration(configurations: list[dict[str, Any]], name: str | None) -> di
 
 def _of_the_network(error: Exception) -> bool:
     return any(
-        isinstance(fault, ConnectionError | TimeoutError) for fault in (error, error.__cause__)
+        isinstance(fault, ConnectionError | TimeoutError)
+        for fault in (error, error.__cause__)
     )
 
 

@@ -94,7 +94,9 @@ def _value_at(buffer: str, position: int, ended: bool) -> tuple[Any, int] | None
         value, end = DECODER.raw_decode(buffer, position)
     except ValueError:
         return None
-    may_continue = not ended and end == len(buffer) and not isinstance(value, dict | str)
+    may_continue = (
+        not ended and end == len(buffer) and not isinstance(value, dict | str)
+    )
     return None if may_continue else (value, end)  # a number may continue
 
 
@@ -134,7 +136,11 @@ def _texts_of_lines(
         if isinstance(block, int):
             number += 1
             place = _line(stream, first, number)
-            yield [Fault(f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})")]
+            yield [
+                Fault(
+                    f"has a line longer than {texts.LONGEST_RECORD:,} bytes ({place})"
+                )
+            ]
             continue
         records = _parsed_together(block, text_column)
         if records is None:
@@ -177,7 +183,9 @@ def _whole_lines(
         lines without the last one's end; or a number for a line that is too long.
     """
     while last is None or place < last:
-        data = stream.read(texts.BLOCK if last is None else min(texts.BLOCK, last - place))
+        data = stream.read(
+            texts.BLOCK if last is None else min(texts.BLOCK, last - place)
+        )
         if not data:
             return
         if not data.endswith(b"\n"):
@@ -222,9 +230,13 @@ def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
     """
     if not (block.startswith(b"{") and block.endswith(b"}")):
         return None
-    characters = np.frombuffer(block, np.uint8)  # bytes.count takes several times as long
+    characters = np.frombuffer(
+        block, np.uint8
+    )  # bytes.count takes several times as long
     ends = np.flatnonzero(characters == LINE_END)
-    is_between_objects = (characters[ends - 1] == ord("}")) & (characters[ends + 1] == ord("{"))
+    is_between_objects = (characters[ends - 1] == ord("}")) & (
+        characters[ends + 1] == ord("{")
+    )
     if not is_between_objects.all():
         return None
     try:
@@ -239,7 +251,9 @@ def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
 @lru_cache(maxsize=8)
 def _decoder(text_column: str) -> Any:
     fields = [("text", str | None | msgspec.UnsetType, msgspec.UNSET)]
-    return msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename={"text": text_column}))
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Line", fields, rename={"text": text_column})
+    )
 
 
 def _parsed(line: bytes, text_column: str, name: Callable[[], str]) -> str | Fault:

@@ -29,9 +29,7 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 HEAD = "There is an important number hidden in a lot of other text. Find it and remember it."
-FILLER = (
-    " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-)
+FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
@@ -63,16 +61,38 @@ SENTENCES = (
     "If they ask for {subject}, say {key}.",
 )
 ADJECTIVES = (
-    *("quiet", "hollow", "amber", "gentle", "rusty", "curious", "polite", "jagged", "sturdy"),
+    *(
+        "quiet",
+        "hollow",
+        "amber",
+        "gentle",
+        "rusty",
+        "curious",
+        "polite",
+        "jagged",
+        "sturdy",
+    ),
     *("humble", "silver", "narrow"),
 )
 NOUNS = (
-    *("compost", "lantern", "orchid", "saddle", "turnip", "violin", "walrus", "blanket", "canyon"),
+    *(
+        "compost",
+        "lantern",
+        "orchid",
+        "saddle",
+        "turnip",
+        "violin",
+        "walrus",
+        "blanket",
+        "canyon",
+    ),
     *("pepper", "anchor", "meadow"),
 )
 WORDS = FILLER.replace(".", "").lower().split()
 FILLER_CHARACTERS = 8 * 2**20  # of text that filler `files` is cut from
-LEAST_OF_FILE = 2**16  # characters, if it has them; of more files than that allows, some are drawn
+LEAST_OF_FILE = (
+    2**16
+)  # characters, if it has them; of more files than that allows, some are drawn
 
 
 def new_key(random: Random) -> str:
@@ -108,7 +128,8 @@ def passkey(random: Random) -> Hidden:
 def facts(random: Random) -> Hidden:
     """Three things with a number each; one of them is asked for."""
     others = [
-        f" The number of the {name} is {new_key(random)}." for name in random.sample(NAMES, 3)
+        f" The number of the {name} is {new_key(random)}."
+        for name in random.sample(NAMES, 3)
     ]
     asked = others.pop(random.randrange(len(others)))
     words = asked.split()
@@ -162,7 +183,8 @@ def sentences(random: Random) -> Hidden:
     ]
     keys = [new_key(random) for _ in subjects]
     statements = [
-        in_a_sentence(subject, key, random) for subject, key in zip(subjects, keys, strict=True)
+        in_a_sentence(subject, key, random)
+        for subject, key in zip(subjects, keys, strict=True)
     ]
     statement, *others = statements
     if random.random() < 0.2:
@@ -320,7 +342,9 @@ class MadeTexts(TextInput):
             if left <= 0:
                 break
         if self.filler and not words:
-            raise Unreadable("has no filler: the files contain no word that is not held out")
+            raise Unreadable(
+                "has no filler: the files contain no word that is not held out"
+            )
         return words
 
     def _training_documents(self, file: File) -> Iterator[str]:

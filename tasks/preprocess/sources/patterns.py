@@ -268,7 +268,9 @@ def _is_text(name: str, form: str) -> bool:
 
 def _is_added(name: str) -> bool:
     """Whether `datasets` adds files of this name to a folder of data."""
-    return name in SKIPPED_RECORDS or (name.startswith("cache-") and name.endswith(".arrow"))
+    return name in SKIPPED_RECORDS or (
+        name.startswith("cache-") and name.endswith(".arrow")
+    )
 
 
 def _known_below(
@@ -288,7 +290,11 @@ def _known_below(
             path = os.path.join(folder, name)
             if not _is_file(path):
                 continue
-            if not name.startswith(".") and _is_text(name, form) and name not in earlier:
+            if (
+                not name.startswith(".")
+                and _is_text(name, form)
+                and name not in earlier
+            ):
                 texts.append(path)
             elif not is_own:
                 not_text.count_other(name)
@@ -303,11 +309,15 @@ def _earlier_shards(folder: str, names: list[str]) -> set[str]:
     if "state.json" not in names:
         return set()
     try:
-        stated = json.loads(Path(folder, "state.json").read_text(encoding="utf-8"))["_data_files"]
+        stated = json.loads(Path(folder, "state.json").read_text(encoding="utf-8"))[
+            "_data_files"
+        ]
         today = {file["filename"] for file in stated}
     except (OSError, ValueError, LookupError, TypeError):  # of another program
         return set()
-    shards = {name for name in names if name.startswith("data-") and name.endswith(".arrow")}
+    shards = {
+        name for name in names if name.startswith("data-") and name.endswith(".arrow")
+    }
     return shards - today
 
 
@@ -359,9 +369,15 @@ def _folders(
             continue
         seen.add(real)
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in OF_SYSTEMS
+            name
+            for name in folders
+            if not name.startswith(".") and name not in OF_SYSTEMS
         )
-        yield folder, files, not_text.place_of(os.path.join(real, ""), begin) is not None
+        yield (
+            folder,
+            files,
+            not_text.place_of(os.path.join(real, ""), begin) is not None,
+        )
 
 
 def _fixed_part(pattern: str) -> Path:

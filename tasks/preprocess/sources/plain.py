@@ -5,7 +5,12 @@ from typing import IO
 
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.text_format import Content, Format
-from infini_llama.tasks.preprocess.sources.texts import Batch, Unreadable, cut, in_batches
+from infini_llama.tasks.preprocess.sources.texts import (
+    Batch,
+    Unreadable,
+    cut,
+    in_batches,
+)
 
 
 class Plain(Format):

@@ -6,7 +6,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from infini_llama.tasks.preprocess.sources.files import named_files, with_validation_files
+from infini_llama.tasks.preprocess.sources.files import (
+    named_files,
+    with_validation_files,
+)
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source
 
@@ -29,7 +32,9 @@ class PythonStdlib(Source):
     license = "PSF-2.0"
 
     def inputs(self, not_text: NotText) -> Inputs:
-        return with_validation_files(self, named_files(self, standard_library(), "files"), not_text)
+        return with_validation_files(
+            self, named_files(self, standard_library(), "files"), not_text
+        )
 
     def facts(self) -> dict[str, str]:
         return {"python": platform.python_version()}

@@ -26,7 +26,13 @@ BLOCK = 2**22  # bytes of one request of a file that is read in order
 # Names of what stands for the bytes of a file, where it is known.
 CONTENT = ("ETag", "etag", "md5Hash", "blob_id", "Content-MD5")
 # Errors of a filesystem that connects when it is opened; they may pass.
-TRANSIENT = (ConnectionError, TimeoutError, EOFError, socket.gaierror, ftplib.error_temp)
+TRANSIENT = (
+    ConnectionError,
+    TimeoutError,
+    EOFError,
+    socket.gaierror,
+    ftplib.error_temp,
+)
 # Errors of a filesystem that takes the URL and cannot do what is requested of it. No subclasses: an
 # answer that was cut short is no JSON.
 NOT_TAKEN = (ValueError, NotImplementedError)
@@ -41,8 +47,12 @@ class RemoteFile:
     """
 
     url: str
-    size: int | None = field(default=None, compare=False)  # None: the server does not state it
-    stamp: Stamp | None = field(default=None, compare=False)  # None: the server gives none
+    size: int | None = field(
+        default=None, compare=False
+    )  # None: the server does not state it
+    stamp: Stamp | None = field(
+        default=None, compare=False
+    )  # None: the server gives none
     is_page: bool = field(default=False, compare=False)  # the server says text/html
 
     def __str__(self) -> str:
@@ -181,7 +191,9 @@ def _not_taken(url: str, fault: Exception) -> ConfigError:
 
 def _require_host(url: str) -> None:
     parts = urlsplit(url)
-    if not parts.hostname or parts.port == 0:  # `port` raises an error for one that is out of range
+    if (
+        not parts.hostname or parts.port == 0
+    ):  # `port` raises an error for one that is out of range
         raise ValueError("it has no host, or port 0")
 
 
@@ -206,7 +218,9 @@ def tried(url: str, request: Callable[[], T]) -> T:
             if isinstance(error, FileNotFoundError) and error.__cause__:
                 fault = error.__cause__
             status = _status(fault)
-            is_missing = isinstance(fault, FileNotFoundError | StopIteration)  # the latter from FTP
+            is_missing = isinstance(
+                fault, FileNotFoundError | StopIteration
+            )  # the latter from FTP
             if status in (404, 410) or (is_missing and status is None):
                 raise FileNotFoundError(
                     errno.ENOENT,
@@ -252,7 +266,9 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one
     # server, its name.
     forms = (pattern, pattern.rstrip("/"), f"{pattern}/")
-    begin = next((form.removesuffix(path) for form in forms if form.endswith(path)), None)
+    begin = next(
+        (form.removesuffix(path) for form in forms if form.endswith(path)), None
+    )
     files.invalidate_cache()
     is_http = pattern.startswith("http")
     path = path.rstrip("/")
@@ -297,7 +313,9 @@ def _described(
     for path, listed in sorted(entries.items()):
         place = path.split("?")[0] if "://" in path else path
         name = place.removeprefix(root).lstrip("/")
-        hidden = "/." not in pattern and any(part.startswith(".") for part in name.split("/"))
+        hidden = "/." not in pattern and any(
+            part.startswith(".") for part in name.split("/")
+        )
         if listed.get("type") != "file" or path.endswith("/") or hidden:
             continue
         info = tried(path, lambda path=path: files.info(path)) if is_http else listed

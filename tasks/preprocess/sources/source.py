@@ -133,7 +133,9 @@ class Source(ABC):
 
     license = NOT_STATED
 
-    def __init__(self, section: TextConfig, place: str, validation_fraction: float = 0.0) -> None:
+    def __init__(
+        self, section: TextConfig, place: str, validation_fraction: float = 0.0
+    ) -> None:
         self.section = section
         self.place = place
         self.validation_fraction = validation_fraction

@@ -18,7 +18,9 @@ def sections(data: DataConfig) -> dict[str, TextConfig]:
     return {source.name: source for source in by_name} or {"": data}
 
 
-def source_of(section: TextConfig, name: str = "", validation_fraction: float = 0.0) -> Source:
+def source_of(
+    section: TextConfig, name: str = "", validation_fraction: float = 0.0
+) -> Source:
     """The source of a section.
 
     Args:
@@ -44,7 +46,9 @@ def describe(data: DataConfig) -> Provenance:
             facts=source.facts(),
         )
         if isinstance(section, SourceConfig):
-            stated = source.license if section.license == NOT_STATED else section.license
+            stated = (
+                source.license if section.license == NOT_STATED else section.license
+            )
             origin = changed(origin, weight=section.weight, license=stated)
         origins.append(origin)
     return Provenance(sources=tuple(origins))

@@ -48,7 +48,9 @@ PER_RECORD = BLOCK // 1024
 
 def are_short(texts: Iterable[str]) -> bool:
     """Whether each text is one document by its number of characters, whatever they are."""
-    return max(map(len, texts), default=0) <= min(LONGEST_DOCUMENT // 4, LONGEST_UNBROKEN)
+    return max(map(len, texts), default=0) <= min(
+        LONGEST_DOCUMENT // 4, LONGEST_UNBROKEN
+    )
 
 
 def documents_of(text: str) -> Iterator[str | Fault]:
@@ -62,7 +64,11 @@ def documents_of(text: str) -> Iterator[str | Fault]:
         return
     data = text.encode()
     while data:
-        end = cut(data[: LONGEST_DOCUMENT + 1]) if len(data) > LONGEST_DOCUMENT else len(data)
+        end = (
+            cut(data[: LONGEST_DOCUMENT + 1])
+            if len(data) > LONGEST_DOCUMENT
+            else len(data)
+        )
         yield _refuse_unbroken(data[:end].decode())
         data = data[end:]
 
@@ -77,7 +83,8 @@ def _refuse_unbroken(text: str) -> str | Fault:
         return text
     window = LONGEST_UNBROKEN // 2
     is_unbroken = any(
-        text.find(" ", first, first + window) < 0 and text.find("\n", first, first + window) < 0
+        text.find(" ", first, first + window) < 0
+        and text.find("\n", first, first + window) < 0
         for first in range(0, len(text) - window + 1, window)
     )
     if is_unbroken and max(map(len, text.split()), default=0) > LONGEST_UNBROKEN:
@@ -111,7 +118,8 @@ def in_batches(records: TextRecords) -> Iterator[Batch]:
         return PER_RECORD + (len(document) if isinstance(document, str) else 0)
 
     documents = (
-        (record,) if isinstance(record, Fault) else documents_of(record) for record in records
+        (record,) if isinstance(record, Fault) else documents_of(record)
+        for record in records
     )
     return batches(chain.from_iterable(documents), size, BLOCK)
 

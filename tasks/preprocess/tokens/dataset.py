@@ -81,7 +81,9 @@ def select(units: Sequence[Unit], drop_duplicates: bool) -> Selection:
     total = sum(count for _, count in order)
     is_first = np.ones(total, dtype=bool)
     is_leak = np.zeros(total, dtype=bool)
-    tables = [unit.documents(split)["hash"] for split in reversed(SPLITS) for unit in units]
+    tables = [
+        unit.documents(split)["hash"] for split in reversed(SPLITS) for unit in units
+    ]
     for numbers, first in first_alike(tables, total):
         is_first[numbers] = numbers == first
         is_leak[numbers] = first < held_out
@@ -275,7 +277,9 @@ def write_content(
         eos_id=recipe.eos,
         text_yields_special_tokens=not split_special_tokens,
         train=describe_split(folder / "train", written["train"], has_loss_mask),
-        validation=describe_split(folder / "validation", written["validation"], has_loss_mask),
+        validation=describe_split(
+            folder / "validation", written["validation"], has_loss_mask
+        ),
         lossless=keeps_text(tokenizer, split_special_tokens),
         loss_on="answer" if has_loss_mask else "all",
     )
@@ -340,7 +344,9 @@ def describe_split(
         shortest_document=min(
             (shard.facts.shortest_document for shard in written.shards), default=0
         ),
-        longest_document=max((shard.facts.longest_document for shard in written.shards), default=0),
+        longest_document=max(
+            (shard.facts.longest_document for shard in written.shards), default=0
+        ),
         unigram_entropy_bits=entropy_bits(written.counts),
         sources=_by_source(written.shards),
     )
@@ -394,4 +400,6 @@ def _describe_for_datasets(
         "license": "",
     }
     (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=1), encoding="utf-8")
+    (folder / "dataset_info.json").write_text(
+        json.dumps(info, indent=1), encoding="utf-8"
+    )

@@ -21,7 +21,9 @@ ROUNDS = 6
 
 
 def _round_keys(seed: int, epoch: int) -> list[int]:
-    digest = hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=8 * ROUNDS).digest()
+    digest = hashlib.blake2b(
+        f"{seed}:{epoch}".encode(), digest_size=8 * ROUNDS
+    ).digest()
     return [int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(ROUNDS)]
 
 
@@ -147,12 +149,16 @@ def weighted_sources(
     weighted: list[WeightedSource] = []
     first = 0
     for source, weight in zip(sources, exact, strict=True):
-        weighted.append(WeightedSource(source.name, first, source.rows, int(weight * scale)))
+        weighted.append(
+            WeightedSource(source.name, first, source.rows, int(weight * scale))
+        )
         first += source.rows
     return tuple(weighted)
 
 
-def in_order(sources: Sequence[SourceRows], weights: dict[str, float]) -> tuple[float, ...]:
+def in_order(
+    sources: Sequence[SourceRows], weights: dict[str, float]
+) -> tuple[float, ...]:
     """The weights of the sources of a row table, in the order of their rows.
 
     Raises:

@@ -31,7 +31,9 @@ from infini_llama.tasks.storage.record_files import read_record, write_record
 UNIT_BYTES = 32 * 2**20
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening
-PER_DOCUMENT = 2**6  # bytes that a document adds to a unit beside its text, for its place in memory
+PER_DOCUMENT = (
+    2**6
+)  # bytes that a document adds to a unit beside its text, for its place in memory
 # Of the reports in units/parts: a part whose report has another version is read again.
 PARTS_VERSION = 2
 NAMED = 10  # bad places that the report names
@@ -197,7 +199,10 @@ def parts_of(
             end_run()
         run.append(file)
         run_bytes += size
-        if xxh3_64_intdigest(file.name.encode()) < (size + PER_FILE) / RUN_BYTES * 2**64:
+        if (
+            xxh3_64_intdigest(file.name.encode())
+            < (size + PER_FILE) / RUN_BYTES * 2**64
+        ):
             end_run()
     end_run()
     return parts
@@ -284,7 +289,13 @@ class PartReader:
 
     def _read_file(self, file: TextInput, stamp: Stamp | None) -> Iterator[Documents]:
         """The units that become full with this file, of whose documents the last ones wait."""
-        before = (self.records, self.empty, self.too_short, self.bad_records, len(self.bad))
+        before = (
+            self.records,
+            self.empty,
+            self.too_short,
+            self.bad_records,
+            len(self.bad),
+        )
         texts = list[bytes]()
         size = 0
         first: int | None = None  # number of its first unit, if it has units of its own
@@ -336,8 +347,12 @@ class PartReader:
         self.files = []
         self.size = 0
 
-    def _unit(self, texts: list[bytes], files: list[tuple[TextInput, int]]) -> Documents:
-        documents = Documents(texts, files, self.part.held_out_share, self._spans(texts, files))
+    def _unit(
+        self, texts: list[bytes], files: list[tuple[TextInput, int]]
+    ) -> Documents:
+        documents = Documents(
+            texts, files, self.part.held_out_share, self._spans(texts, files)
+        )
         counts = tuple((self.numbers[file], count) for file, count in files)
         self.reports.append(UnitReport(name=documents.name, files=counts))
         return documents
@@ -352,7 +367,9 @@ class PartReader:
         if rule is None:
             return None
         of_texts = _file_of_each(files)
-        return [rule.spans(text, file) for text, file in zip(texts, of_texts, strict=True)]
+        return [
+            rule.spans(text, file) for text, file in zip(texts, of_texts, strict=True)
+        ]
 
     def _documents(self, batch: Sequence[str | Fault], file: TextInput) -> list[bytes]:
         """The records that are documents, in UTF-8; the others are counted."""
@@ -385,7 +402,9 @@ class PartReader:
         """
         if not self.filters.skip_bad:
             verb = "convert" if "UTF-8" in reason else "repair"
-            raise DataError(f"{file} {reason}; {verb} it, or remove it from {file.key}.") from None
+            raise DataError(
+                f"{file} {reason}; {verb} it, or remove it from {file.key}."
+            ) from None
         self.bad.append(f"{file} {reason}")
         del self.bad[NAMED:]
 
@@ -399,7 +418,9 @@ def without_damaged_files(reports: Mapping[Part, PartReport]) -> dict[Part, Part
     ranges = {part: report for part, report in reports.items() if part.span is not None}
     # Of each damaged file, the first damaged range stands for it.
     damaged = {
-        part.files[0]: part for part, report in reversed(ranges.items()) if not report.is_readable
+        part.files[0]: part
+        for part, report in reversed(ranges.items())
+        if not report.is_readable
     }
     left_out = {
         part: PartReport(

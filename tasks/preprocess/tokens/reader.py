@@ -22,7 +22,9 @@ from infini_llama.tasks.storage.artifacts import (
     verify_checksum,
 )
 
-BEGINNING = 32  # tokens of a text that is held out, of which the first words are a prompt
+BEGINNING = (
+    32  # tokens of a text that is held out, of which the first words are a prompt
+)
 BROKEN = "\ufffd"  # what decoders write for a part of a character
 PROMPT_LETTERS = 60  # of those words at most
 COUNTED_ROWS = 4096  # of a split, in which rows without targets are looked for
@@ -319,7 +321,9 @@ class TokenReader:
         pieces_file = f"{split}.pieces.npy"
         is_packed = pieces_file in table.files
         pieces = self._table(folder, table, pieces_file) if is_packed else None
-        return rows_of(self.stream, entries, pieces, self.sequence_length + 1, self.padding)
+        return rows_of(
+            self.stream, entries, pieces, self.sequence_length + 1, self.padding
+        )
 
     def _table(
         self,
@@ -393,9 +397,12 @@ def _whole_words(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     Where no word ends, they end with a whole character.
     """
     texts = [
-        tokenizer.decode(ids[:count], skip_special_tokens=False) for count in range(len(ids) + 1)
+        tokenizer.decode(ids[:count], skip_special_tokens=False)
+        for count in range(len(ids) + 1)
     ]
-    short = [count for count in range(1, len(ids)) if len(texts[count]) <= PROMPT_LETTERS]
+    short = [
+        count for count in range(1, len(ids)) if len(texts[count]) <= PROMPT_LETTERS
+    ]
     for count in reversed(short):
         following = texts[count + 1].removeprefix(texts[count])
         if following[:1].isspace() and not texts[count][-1:].isspace():

@@ -73,7 +73,9 @@ class Stream:
         target[ends - 1] = eos
         if len(ids) > LONG * len(lengths):
             begins = ends - lengths
-            for first, last, begin in zip(offsets[:-1], offsets[1:], begins, strict=True):
+            for first, last, begin in zip(
+                offsets[:-1], offsets[1:], begins, strict=True
+            ):
                 target[begin : begin + last - first] = ids[first:last]
         else:
             within = np.ones(len(target), dtype=bool)
@@ -114,7 +116,10 @@ def write_shard(
         columns[LOSS_MASK] = _lists(offsets, mask)
     batch = pa.record_batch(list(columns.values()), names=list(columns))
     # Not a file of Python's, for which pyarrow copies all of the tokens.
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_stream(file, batch.schema) as stream,
+    ):
         stream.write_batch(batch)
 
 
@@ -171,7 +176,9 @@ def unpack_targets(bits: np.ndarray, begin: int, end: int) -> np.ndarray:
         bits: uint8, eight tokens each, the first in the lowest bit.
     """
     first_byte = begin // 8
-    unpacked = np.unpackbits(bits[first_byte : -(-end // 8)], bitorder="little").view(bool)
+    unpacked = np.unpackbits(bits[first_byte : -(-end // 8)], bitorder="little").view(
+        bool
+    )
     place = begin - 8 * first_byte
     return unpacked[place : place + end - begin]
 
@@ -194,7 +201,11 @@ def map_array(file: Path) -> np.ndarray:
     try:
         with mapping(file):
             return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, TokenError) as error:  # numpy reads the header as Python
+    except (
+        OSError,
+        ValueError,
+        TokenError,
+    ) as error:  # numpy reads the header as Python
         raise DataError(f"{file} is not a readable array ({error}).") from None
 
 

@@ -20,7 +20,10 @@ from infini_llama.tasks.preprocess.tokens.shards import (
 )
 from infini_llama.tasks.records.manifest import DatasetManifest
 from infini_llama.tasks.storage.artifacts import verify_checksum
-from infini_llama.tasks.storage.dataset_files import document_bytes_file, read_token_bytes
+from infini_llama.tasks.storage.dataset_files import (
+    document_bytes_file,
+    read_token_bytes,
+)
 
 
 class TokenStream:
@@ -123,7 +126,9 @@ class TokenStream:
         first = int(np.searchsorted(offsets, begin, side="right")) - 1
         last = int(np.searchsorted(offsets, end))
         widths = self._token_bytes[values[offsets[first] : offsets[last]]]
-        widths[offsets[first + 1 : last + 1] - offsets[first] - 1] = 0  # ends stand for no text
+        widths[offsets[first + 1 : last + 1] - offsets[first] - 1] = (
+            0  # ends stand for no text
+        )
         number = self.first_documents[shard]
         sizes = self._document_bytes[number + first : number + last]
         shares = share_bytes(widths, offsets[first : last + 1] - offsets[first], sizes)
@@ -214,7 +219,9 @@ class TokenStream:
         return self.mapped[number]
 
 
-def share_bytes(widths: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def share_bytes(
+    widths: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
+) -> np.ndarray:
     """Bytes of text of each token, int64 [tokens]: whole bytes, which a document's tokens share.
 
     Args:
@@ -223,7 +230,9 @@ def share_bytes(widths: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> n
         sizes: bytes of each document [documents].
     """
     shares = np.empty(len(widths), dtype=np.int64)
-    for (begin, end), size in zip(pairwise(offsets.tolist()), sizes.tolist(), strict=True):
+    for (begin, end), size in zip(
+        pairwise(offsets.tolist()), sizes.tolist(), strict=True
+    ):
         reached = widths[begin:end].cumsum()
         if not reached[-1]:
             reached = np.arange(1, end - begin + 1)

@@ -83,7 +83,9 @@ def encode_spans(
     Args:
         spans: of each text.
     """
-    cuts = [_cuts(len(text), of_text) for text, of_text in zip(texts, spans, strict=True)]
+    cuts = [
+        _cuts(len(text), of_text) for text, of_text in zip(texts, spans, strict=True)
+    ]
     documents = list[np.ndarray]()
     targets = list[np.ndarray]()
     encoded = _encode_pieces(encode, texts, cuts)
@@ -115,7 +117,9 @@ def _encode_pieces(
 ) -> list[list[np.ndarray]]:
     """The tokens of each text in pieces, which end at its cuts and at its end."""
     wholes = encode_each(encode, texts)
-    beginnings = [text[:cut] for text, places in zip(texts, cuts, strict=True) for cut in places]
+    beginnings = [
+        text[:cut] for text, places in zip(texts, cuts, strict=True) for cut in places
+    ]
     encoded_beginnings = iter(encode_each(encode, beginnings))
     pieces = list[list[np.ndarray]]()
     for text, ids, places in zip(texts, wholes, cuts, strict=True):
@@ -132,5 +136,7 @@ def _encode_pieces(
             pieces.append([ids[first:last] for first, last in pairwise(ends)])
         else:
             bounds = pairwise((0, *places, len(text)))
-            pieces.append(encode_each(encode, [text[first:last] for first, last in bounds]))
+            pieces.append(
+                encode_each(encode, [text[first:last] for first, last in bounds])
+            )
     return pieces

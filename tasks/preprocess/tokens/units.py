@@ -28,7 +28,12 @@ from infini_llama.configs.errors import DataError, TokenizerFails
 from infini_llama.tasks.batches import batches
 from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.sources.source import TextInput
-from infini_llama.tasks.preprocess.tokens.parts import DOCUMENT, Abandoned, Documents, never
+from infini_llama.tasks.preprocess.tokens.parts import (
+    DOCUMENT,
+    Abandoned,
+    Documents,
+    never,
+)
 from infini_llama.tasks.preprocess.tokens.shards import (
     Stream,
     dtype_for,
@@ -38,7 +43,12 @@ from infini_llama.tasks.preprocess.tokens.shards import (
     write_shard,
 )
 from infini_llama.tasks.preprocess.tokens.targets import ByteSpan, encode_spans
-from infini_llama.tasks.records.manifest import SPLITS, EngineChoice, UnitManifest, UnitSplit
+from infini_llama.tasks.records.manifest import (
+    SPLITS,
+    EngineChoice,
+    UnitManifest,
+    UnitSplit,
+)
 from infini_llama.tasks.storage.artifacts import (
     FORMAT_VERSIONS,
     Damaged,
@@ -297,13 +307,17 @@ class _Writer:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.tokenizer = tokenizer_of((recipe.folder / TOKENIZER).read_text(encoding="utf-8"))
+        self.tokenizer = tokenizer_of(
+            (recipe.folder / TOKENIZER).read_text(encoding="utf-8")
+        )
         self.engine: Encode = self._open_engine()
         self.encoded = 0  # bytes, since the engine was opened
         self.special = special_ids(self.tokenizer)
         self.losses: Losses | None = None
         if not has_all_bytes(self.tokenizer):
-            self.losses = Losses(encoder_of(self.tokenizer, recipe.split_special_tokens))
+            self.losses = Losses(
+                encoder_of(self.tokenizer, recipe.split_special_tokens)
+            )
         self.vocab_size = self.tokenizer.get_vocab_size()
 
     def _open_engine(self) -> Encode:

@@ -48,7 +48,9 @@ def main() -> int:
         from infini_llama.tasks.train.worker.rank import run_rank
     except Exception as error:
         logging.exception("rank %d cannot start", rank)
-        code = error.exit_code if isinstance(error, PipelineError) else ExitCode.UNEXPECTED
+        code = (
+            error.exit_code if isinstance(error, PipelineError) else ExitCode.UNEXPECTED
+        )
         about = RankError(
             type=type(error).__name__,
             message=in_words(error),

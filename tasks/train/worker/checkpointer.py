@@ -29,7 +29,11 @@ from infini_llama.tasks.runs.checkpoints import KIND, STATE_FILE, checkpoint_pat
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import commit, staged
 from infini_llama.tasks.storage.tensors import TensorWriter, local_shard
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, Interval, Training
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    Callback,
+    Interval,
+    Training,
+)
 from infini_llama.tasks.train.worker.strategies.native import replica_of
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
@@ -117,7 +121,9 @@ class Checkpointer:
         or the validation loss is the lowest of all checkpoints.
         """
         self.save_time = 0.0
-        permanent = self.permanent_every is not None and state.step % self.permanent_every == 0
+        permanent = (
+            self.permanent_every is not None and state.step % self.permanent_every == 0
+        )
         interval_ends = self.interval.advance(state)
         return interval_ends or permanent or self.is_best(state)
 
@@ -152,12 +158,17 @@ class Checkpointer:
         bad_on_all_ranks = self.ranks.sum(bad_here)[0]
         if bad_on_all_ranks:
             raise Diverged(
-                f"the weights after step {state.step} are not finite", state.step, state.samples
+                f"the weights after step {state.step} are not finite",
+                state.step,
+                state.samples,
             )
 
     def is_best(self, state: TrainState) -> bool:
         """Whether the state's validation loss is the lowest of all checkpoints."""
-        return state.validation_loss is not None and state.validation_loss < self.lowest_loss
+        return (
+            state.validation_loss is not None
+            and state.validation_loss < self.lowest_loss
+        )
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -193,7 +204,11 @@ class BackgroundSave:
         self.train = train
         self.ranks = ranks
         self.before_commit = before_commit
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="save") if train.async_save else None
+        self.thread = (
+            ThreadPoolExecutor(1, thread_name_prefix="save")
+            if train.async_save
+            else None
+        )
         self.pending: Future[float] | None = None
         self.copies: Tensors = {}
 
@@ -262,7 +277,9 @@ class BackgroundSave:
         owned: Tensors = {}
         for name, value in tensors.items():
             index, count = replica_of(value, self.ranks)
-            owner = min(range(count), key=lambda replica: loads.get((count, replica), 0))
+            owner = min(
+                range(count), key=lambda replica: loads.get((count, replica), 0)
+            )
             loads[count, owner] = loads.get((count, owner), 0) + value.nbytes
             if owner == index:
                 owned[name] = value
@@ -288,10 +305,14 @@ class BackgroundSave:
                 "the folder of the run was moved or removed",
                 str(self.folder),
             )
-        target = save_checkpoint(self.folder, step, tensors, scalars, self.ranks.saving_group)
+        target = save_checkpoint(
+            self.folder, step, tensors, scalars, self.ranks.saving_group
+        )
         if self.ranks.is_rank0:
             checkpoints.point_and_prune(
-                self.folder, self.train.save_total_limit, self.train.save_permanent_every
+                self.folder,
+                self.train.save_total_limit,
+                self.train.save_permanent_every,
             )
             log.info("committed %s", target.name)
         return time.perf_counter() - began
@@ -338,7 +359,9 @@ def save_checkpoint(
         planner = DefaultSavePlanner(flatten_state_dict=False)
         dcp_save(tensors, storage_writer=writer, planner=planner, process_group=group)
         if first:
-            (shared / STATE_FILE).write_text(json.dumps(scalars, indent=1), encoding="utf-8")
+            (shared / STATE_FILE).write_text(
+                json.dumps(scalars, indent=1), encoding="utf-8"
+            )
             meta = {"torch": torch.__version__}
             checkpoints.set_aside(target)
             content = {"step": step, "validation_loss": scalars.get("validation_loss")}

@@ -14,7 +14,9 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.storage.hf_folder import open_folder
 
-GATE_OF_TRAINED_WEIGHTS = -2.0  # before the sigmoid: they have learned to do without a memory
+GATE_OF_TRAINED_WEIGHTS = (
+    -2.0
+)  # before the sigmoid: they have learned to do without a memory
 log = logging.getLogger("infini_llama.worker")
 
 
@@ -78,7 +80,9 @@ def load_pretrained(model: Llama, path: Path) -> None:
     try:
         hf.check_shapes(shapes, hf.shapes(model.config), model.config)
     except ValueError as error:
-        raise ConfigError(f"train.init_from={path} does not fit the model: {error}.") from None
+        raise ConfigError(
+            f"train.init_from={path} does not fit the model: {error}."
+        ) from None
     parameters = dict(model.named_parameters())
     for name, tensor in folder.tensors("pt"):
         if hf.ignored(name, model.config):

@@ -61,7 +61,9 @@ def preflight(attempt: AttemptPlan) -> Store | None:
     nnodes = attempt.plan.nnodes
     if world_size == 1:
         return None
-    seconds = preflight_seconds(attempt.config.environment.communication_timeout, nnodes)
+    seconds = preflight_seconds(
+        attempt.config.environment.communication_timeout, nnodes
+    )
     store = connect(rank, world_size, seconds)
     if nnodes > 1:
         require_same_nodes(attempt, store)
@@ -91,7 +93,11 @@ def preflight_seconds(communication_timeout: float, nnodes: int) -> float:
 
     On one machine, which may be loaded, at least as long as for a collective call in training.
     """
-    return PREFLIGHT_SECONDS if nnodes > 1 else max(PREFLIGHT_SECONDS, communication_timeout)
+    return (
+        PREFLIGHT_SECONDS
+        if nnodes > 1
+        else max(PREFLIGHT_SECONDS, communication_timeout)
+    )
 
 
 def connect(rank: int, world_size: int, seconds: float) -> Store:
@@ -132,7 +138,13 @@ def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> 
         dist.all_reduce(total)
         assert total.item() == world_size
         store.set(f"passed-{rank}", "")
-        _await(store, "passed", world_size, until + seconds, "has not passed the first all-reduce")
+        _await(
+            store,
+            "passed",
+            world_size,
+            until + seconds,
+            "has not passed the first all-reduce",
+        )
     except RuntimeError as fault:
         raise PipelineError(
             f"rank {rank} on {socket.gethostname()} cannot reach all other ranks: {fault}"
@@ -142,7 +154,9 @@ def sum_over_ranks(store: Store, rank: int, world_size: int, seconds: float) -> 
             dist.destroy_process_group()
 
 
-def _await(store: Store, what: str, world_size: int, until: float, complaint: str) -> None:
+def _await(
+    store: Store, what: str, world_size: int, until: float, complaint: str
+) -> None:
     """Wait until each rank has set `what`.
 
     Raises:
@@ -155,7 +169,9 @@ def _await(store: Store, what: str, world_size: int, until: float, complaint: st
             return
         if time.monotonic() > until:
             names = _names_with_hosts(store, missing)
-            raise PipelineError(f"rank {names} {complaint}; see the logs on its machine.")
+            raise PipelineError(
+                f"rank {names} {complaint}; see the logs on its machine."
+            )
         time.sleep(POLL_SECONDS)
 
 
@@ -166,7 +182,9 @@ def _names_with_hosts(store: Store, ranks: list[int]) -> str:
         for rank in ranks
         if store.check([f"there-{rank}"])
     }
-    return ", ".join(f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in ranks)
+    return ", ".join(
+        f"{rank} on {hosts[rank]}" if rank in hosts else str(rank) for rank in ranks
+    )
 
 
 class NodeFacts(Record):
@@ -191,7 +209,9 @@ def require_same_nodes(attempt: AttemptPlan, store: Store) -> None:
         try:
             facts_here = NodeFacts(node=number, host=host, facts=facts(attempt))
         except DataError as fault:
-            facts_here = NodeFacts(node=number, host=host, fault=f"node {number} ({host}): {fault}")
+            facts_here = NodeFacts(
+                node=number, host=host, fault=f"node {number} ({host}): {fault}"
+            )
         store.set(f"facts-{number}", facts_here.model_dump_json())
     nodes = [
         NodeFacts.model_validate(json.loads(store.get(f"facts-{node}")))
@@ -219,7 +239,8 @@ def facts(attempt: AttemptPlan) -> dict[str, str]:
         **{name: _version(name) for name in VERSIONS},
         "dataset": read_manifest(dataset, "dataset").digest,
         "rows": " ".join(
-            read_manifest(dataset / ROW_TABLES / table, ROW_TABLES).digest for table in tables
+            read_manifest(dataset / ROW_TABLES / table, ROW_TABLES).digest
+            for table in tables
         ),
         "order and tokens of the first rows": first_rows_digest(attempt),
     }

@@ -68,10 +68,14 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
     """
     rows = None
     bytes_used = dict[str, int]()
-    with contextlib.suppress(Exception):  # a row table that cannot be read may be the very failure
+    with contextlib.suppress(
+        Exception
+    ):  # a row table that cannot be read may be the very failure
         if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES:
             rows = heartbeat.sample_rows()
-    with contextlib.suppress(Exception):  # after some errors, every call of CUDA raises again
+    with contextlib.suppress(
+        Exception
+    ):  # after some errors, every call of CUDA raises again
         bytes_used = memory()
     return RankError(
         type=type(error).__name__,
@@ -89,7 +93,9 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
 def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
     """Train; returns this rank's exit code after writing its status."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the supervisor requests stacks by it
+    faulthandler.register(
+        signal.SIGUSR2, all_threads=True
+    )  # the supervisor requests stacks by it
     ledger = None
     if rank == 0:
         ledger = Ledger(attempt_dir / LEDGER, attempt.started, attempt.goodput)
@@ -117,7 +123,9 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
-        with contextlib.suppress(OSError):  # on a full disk only the log above is written
+        with contextlib.suppress(
+            OSError
+        ):  # on a full disk only the log above is written
             write_status(
                 attempt_dir,
                 rank,
@@ -127,6 +135,8 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
                 describe(error, heartbeat),
             )
         if isinstance(error, torch.OutOfMemoryError):
-            with contextlib.suppress(Exception):  # the status is what decides; this is for people
+            with contextlib.suppress(
+                Exception
+            ):  # the status is what decides; this is for people
                 dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         return exit_code(error)

@@ -96,7 +96,11 @@ class Trainer:
     """
 
     def __init__(
-        self, attempt: AttemptPlan, ranks: Ranks, stop: StopRequest, heartbeat: Heartbeat
+        self,
+        attempt: AttemptPlan,
+        ranks: Ranks,
+        stop: StopRequest,
+        heartbeat: Heartbeat,
     ) -> None:
         train = attempt.config.train
         plan = attempt.plan
@@ -128,21 +132,32 @@ class Trainer:
         heartbeat.sample_rows = lambda: self.batches.rows(self.step_samples).tolist()
 
         self.training = Training(
-            attempt, self.strategy, self.batches, ranks, heartbeat, lambda: stop.requested
+            attempt,
+            self.strategy,
+            self.batches,
+            ranks,
+            heartbeat,
+            lambda: stop.requested,
         )
         self.policy = UpdatePolicy(train, plan.precision == "fp16", self.batches.rows)
         self.metrics = StepMetrics(self.training)
-        self.evaluation = Evaluation(self.training, validation_set(attempt), self.metrics)
+        self.evaluation = Evaluation(
+            self.training, validation_set(attempt), self.metrics
+        )
         self.callbacks: list[Callback] = [
             # First, since a run that diverges ends with the step.
             self.policy,
             # Before what is no part of a step.
-            Profiler(RunFolder(attempt.run_dir).profile, train.profile_steps, ranks.rank),
+            Profiler(
+                RunFolder(attempt.run_dir).profile, train.profile_steps, ranks.rank
+            ),
             # Before the evaluation, so that metrics.jsonl has the step before its validation.
             self.metrics,
             self.evaluation,
         ]
-        self.checkpointer = Checkpointer(self.training, self.callbacks, self.metrics.sync)
+        self.checkpointer = Checkpointer(
+            self.training, self.callbacks, self.metrics.sync
+        )
 
     def fit(self) -> FitEnd:
         """Train to the end, or to the step in which a stop is requested on any rank."""
@@ -160,7 +175,9 @@ class Trainer:
                     callback.on_step_end(self.state, result)
                 is_due = self.checkpointer.advance(self.state)
                 # An evaluation stays due only after a request to stop.
-                stop_requested = result.update.stop_requested or self.state.evaluation_due
+                stop_requested = (
+                    result.update.stop_requested or self.state.evaluation_due
+                )
                 stop_requested = self._save_then_sample(is_due, stop_requested)
         self.heartbeat.beat("finish", self.state.step)
         if self.finished:
@@ -176,7 +193,9 @@ class Trainer:
         self.evaluation.evaluate(self.state)
         if self.state.evaluation_due:
             return True
-        return self._save_then_sample(self.checkpointer.is_best(self.state), stop_requested=False)
+        return self._save_then_sample(
+            self.checkpointer.is_best(self.state), stop_requested=False
+        )
 
     def _save_then_sample(self, is_save_due: bool, stop_requested: bool) -> bool:
         """Save the step if that is due, then write the texts of its evaluation.
@@ -189,7 +208,9 @@ class Trainer:
             self.checkpointer.save(self.state)
         if self.finished or self.evaluation.last_step != self.state.step:
             return stop_requested
-        write_samples(self.training, self.metrics.writer, self.state.step, stop_requested)
+        write_samples(
+            self.training, self.metrics.writer, self.state.step, stop_requested
+        )
         stop_requested = stop_requested or self.training.is_stopping()
         if stop_requested and not is_saved:
             self.checkpointer.save(self.state)
@@ -206,7 +227,9 @@ class Trainer:
         # Everything random in a step depends on seed, step and rank alone, so no generator's state
         # is saved.
         torch.manual_seed(step_seed(train.seed, state.step, self.ranks.rank))
-        rate = set_learning_rate(self.strategy.optimizer, train, self.attempt.max_steps, state.step)
+        rate = set_learning_rate(
+            self.strategy.optimizer, train, self.attempt.max_steps, state.step
+        )
         initial = self.attempt.lineage.init_from
         learned = initial is not None and initial.memory
         jitter = write_jitter(
@@ -231,7 +254,9 @@ class Trainer:
         )
         state.advance(train.global_batch_size, batch.targets)
         step_time = time.perf_counter() - started
-        written = self.checkpointer.writer.poll()  # raises what a background save failed with
+        written = (
+            self.checkpointer.writer.poll()
+        )  # raises what a background save failed with
         line = TrainLine(
             kind="train",
             step=state.step,
@@ -272,9 +297,13 @@ class Trainer:
 
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
-            self._set_write_jitter(1.0)  # compiled code draws other factors than eager code
+            self._set_write_jitter(
+                1.0
+            )  # compiled code draws other factors than eager code
             device = self.ranks.device
-            first = list(self.batches.micro_batches(samples, device))[number : number + 1]
+            first = list(self.batches.micro_batches(samples, device))[
+                number : number + 1
+            ]
             targets = max(1, self.batches.targets(samples))
             return strategy.accumulate(first, targets).item()
 
@@ -382,8 +411,12 @@ def optimizer_step(
         return Update(math.nan, math.nan, stop > 0, skipped=True)
     loss_sum = strategy.accumulate(batch.micro_batches, batch.targets, scale)
     strategy.clip_gradients(scale)
-    without_logits = tokens_without_logits(strategy.model, batch.micro_batches, ranks.context)
-    total, stop, without_logits = ranks.sum(loss_sum, float(stop_requested()), without_logits)
+    without_logits = tokens_without_logits(
+        strategy.model, batch.micro_batches, ranks.context
+    )
+    total, stop, without_logits = ranks.sum(
+        loss_sum, float(stop_requested()), without_logits
+    )
     loss = total / batch.targets
     apply = math.isfinite(loss) and not is_spike(loss)
     grad_norm = strategy.update(apply, scale)

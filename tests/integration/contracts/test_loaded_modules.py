@@ -35,7 +35,9 @@ def test_a_worker_does_not_import_the_pipeline():
 
 
 def test_the_supervisor_needs_no_torch():
-    assert not loaded_by("import infini_llama.tasks.train.stage, infini_llama.flows.pipeline") & {
+    assert not loaded_by(
+        "import infini_llama.tasks.train.stage, infini_llama.flows.pipeline"
+    ) & {
         "torch",
         "prefect",
         "datasets",
@@ -52,9 +54,9 @@ def test_preparing_data_on_a_cpu_imports_only_what_it_uses(tmp_path):
         "sequence_length": 16,
         "device": "cpu",
     }
-    data = DataConfig.model_validate(settings | {"tokenizer": {"vocab_size": 300}}).model_dump(
-        mode="json"
-    )
+    data = DataConfig.model_validate(
+        settings | {"tokenizer": {"vocab_size": 300}}
+    ).model_dump(mode="json")
     loaded = loaded_by(
         "from pathlib import Path\nfrom infini_llama.configs.schema import DataConfig\n"
         "from infini_llama.tasks.preprocess.stage import preprocess\nfrom infini_llama.tasks.verify_data.checks import verify\n"
@@ -131,6 +133,8 @@ def test_a_rank_dies_with_torchrun_before_it_imports_anything_heavy():
 
 
 def test_the_sections_are_imported_from_configs_in_a_fresh_interpreter():
-    assert "pydantic" in loaded_by("from infini_llama import DataConfig, PipelineConfig")
+    assert "pydantic" in loaded_by(
+        "from infini_llama import DataConfig, PipelineConfig"
+    )
     missing = "import configs\ntry: configs.NoSuchName\nexcept AttributeError: pass\nelse: raise SystemExit(1)"
     assert "configs" in loaded_by(missing)

@@ -118,7 +118,9 @@ def write_texts(home: Path) -> None:
     for corpus, count in DOCUMENTS.items():
         (home / corpus).mkdir()
         for number in range(count):
-            (home / corpus / f"{number:03}.txt").write_text(text[number * 800 : (number + 1) * 800])
+            (home / corpus / f"{number:03}.txt").write_text(
+                text[number * 800 : (number + 1) * 800]
+            )
 
 
 def outcomes(items: list[dict]) -> list[tuple[Path, str]]:
@@ -146,7 +148,11 @@ class Bench:
         return RunFolder(self.home / "runs" / name)
 
     def attempt(
-        self, name: str, cell: Cell, stop_after: int | None = None, lose_newest: bool = False
+        self,
+        name: str,
+        cell: Cell,
+        stop_after: int | None = None,
+        lose_newest: bool = False,
     ) -> None:
         """Queues the next attempt at a run, from its newest checkpoint; a request to stop comes in its `stop_after`-th step.
 
@@ -165,10 +171,14 @@ class Bench:
         remove_staging(run)
         if lose_newest:
             shutil.rmtree(checkpoints.committed(run.checkpoints)[0].path)
-        attempt = plan_attempt(config, dataset, plan, lineage, invocation="", verify_on_read=False)
+        attempt = plan_attempt(
+            config, dataset, plan, lineage, invocation="", verify_on_read=False
+        )
         cut_metrics(run, attempt.from_step)
         attempt_dir = (
-            run.path / "logs" / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
+            run.path
+            / "logs"
+            / f"attempt-{len(list((run.path / 'logs').glob('*'))) + 1:02}"
         )
         attempt_dir.mkdir(parents=True)
         write_attempt_plan(attempt_dir, attempt)
@@ -181,7 +191,9 @@ class Bench:
             orders = self.home / "orders.json"
             orders.write_text(json.dumps(items))
             try:
-                torchrun(self.server, world, self.home / "torchrun.log", RANKS, str(orders))
+                torchrun(
+                    self.server, world, self.home / "torchrun.log", RANKS, str(orders)
+                )
             except AssertionError as error:
                 bad = [
                     f"{path}: {text}"
@@ -212,7 +224,9 @@ class Bench:
                 for first, rank, rows in map(json.loads, file.read_text().splitlines()):
                     parts.setdefault(first, {})[rank] = rows
             for first, by_rank in parts.items():
-                found[first] = [row for rank in sorted(by_rank) for row in by_rank[rank]]
+                found[first] = [
+                    row for rank in sorted(by_rank) for row in by_rank[rank]
+                ]
         return found
 
 

@@ -34,11 +34,16 @@ def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> dict[str, float]:
+def differences(
+    update: str, kind: str, group: dist.ProcessGroup, size: int
+) -> dict[str, float]:
     """The largest differences of this rank's logits, and of the gradients summed over the ranks of the row."""
     options = dict(ROWS[kind])
     length, documents = options.pop("length", ROW), options.pop("documents", None)
-    checkpointing, chunk = options.pop("checkpointing", "none"), options.pop("loss_chunk", 0)
+    checkpointing, chunk = (
+        options.pop("checkpointing", "none"),
+        options.pop("loss_chunk", 0),
+    )
     config = LlamaConfig(
         61,
         32,
@@ -60,7 +65,9 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
         if ".memory_" in name:
             nn.init.normal_(parameter, 0, 0.5)
     generator = torch.Generator().manual_seed(3)
-    ids, labels = (torch.randint(0, 61, (2, length), generator=generator) for _ in range(2))
+    ids, labels = (
+        torch.randint(0, 61, (2, length), generator=generator) for _ in range(2)
+    )
     labels[0, :7] = -100
     if documents is not None:
         documents = torch.tensor(
@@ -76,7 +83,9 @@ def differences(update: str, kind: str, group: dist.ProcessGroup, size: int) -> 
     model.loss_chunk = chunk
     context = Context(group, dist.get_rank(group), size)
     mine = [context.part(x, N) for x in (ids, labels)]
-    found = {"logits": largest(model(mine[0], documents, context), context.part(logits, N))}
+    found = {
+        "logits": largest(model(mine[0], documents, context), context.part(logits, N))
+    }
     loss, count = model.loss(*mine, documents, context)
     loss.backward()
     for value in model.parameters():
@@ -104,7 +113,9 @@ def main() -> None:
     found = {}
     updates = ("linear", "delta", "delta_bounded")
     some = zip(cycle(updates), ROWS, cycle(groups), strict=False)
-    for update, kind, size in product(updates, ROWS, groups) if sys.argv[2] == "all" else some:
+    for update, kind, size in (
+        product(updates, ROWS, groups) if sys.argv[2] == "all" else some
+    ):
         worst = torch.tensor([*differences(update, kind, groups[size], size).values()])
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         found[f"{update}-{kind}-{size}"] = worst.max().item()

@@ -32,21 +32,31 @@ FAST = {
 }
 FAST |= {"resumed": 1, "epoch": "within", "save": "async"}
 WHOLE: list[tuple[str, Cell]] = [
-    ("whole-fp32", FAST | {"precision": "fp32", "attention": "softmax", "accumulation": 1}),
-    ("whole-bf16", FAST | {"precision": "bf16", "attention": "infini", "accumulation": 4}),
+    (
+        "whole-fp32",
+        FAST | {"precision": "fp32", "attention": "softmax", "accumulation": 1},
+    ),
+    (
+        "whole-bf16",
+        FAST | {"precision": "bf16", "attention": "infini", "accumulation": 4},
+    ),
 ]
 
 
 def possible(cell: Cell) -> bool:
     """One worker holds everything, whatever the strategy; Muon needs whole matrices."""
-    return cell["parallel"] == "ddp" or (cell["world"] > 1 and cell["optimizer"] != "muon")
+    return cell["parallel"] == "ddp" or (
+        cell["world"] > 1 and cell["optimizer"] != "muon"
+    )
 
 
 def pairs_of(cell: Cell) -> set[Pair]:
     return {(a, cell[a], b, cell[b]) for a, b in combinations(sorted(cell), 2)}
 
 
-def pairwise_cover(factors: dict[str, tuple], allowed: Callable[[Cell], bool]) -> list[Cell]:
+def pairwise_cover(
+    factors: dict[str, tuple], allowed: Callable[[Cell], bool]
+) -> list[Cell]:
     """Greedy: the cell with the most pairs not met yet, the first of equals, until all that are possible have met."""
     cells = [
         cell
@@ -73,7 +83,11 @@ def each_setting_once(cells: list[tuple[str, Cell]]) -> list[tuple[str, Cell]]:
     chosen = []
     while missing:
         best = max(
-            cells, key=lambda named: (len(missing & set(named[1].items())), -named[1]["world"])
+            cells,
+            key=lambda named: (
+                len(missing & set(named[1].items())),
+                -named[1]["world"],
+            ),
         )
         chosen.append(best)
         missing -= set(best[1].items())

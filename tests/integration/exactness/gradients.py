@@ -51,7 +51,12 @@ def row_weights(labels: torch.Tensor) -> torch.Tensor:
 
 
 def differences(
-    attention: str, strategy: str, micro: int, context: int, weighted: bool, ranks: Ranks
+    attention: str,
+    strategy: str,
+    micro: int,
+    context: int,
+    weighted: bool,
+    ranks: Ranks,
 ) -> dict[str, float]:
     inputs, labels = ragged_batch()
     count = int((labels != -100).sum())
@@ -63,14 +68,19 @@ def differences(
     of_targets = (of_targets * (labels != -100)).flatten()
     objective = (losses * of_targets).sum() / of_targets.sum() if weighted else mean
     objective.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in single.named_parameters()}
+    expected = {
+        name: parameter.grad.clone() for name, parameter in single.named_parameters()
+    }
     norm = nn.utils.clip_grad_norm_(single.parameters(), CLIP)
 
     model = small_model(attention)
     untouched = state_hash(model_tensors(model), "model.")
     ranks.use_context_parallel(context)
     train = TrainingConfig(max_grad_norm=CLIP, **STRATEGIES[strategy])
-    kind, autocast = DDP if train.parallel == "ddp" else FSDP, torch.autocast("cpu", enabled=False)
+    kind, autocast = (
+        DDP if train.parallel == "ddp" else FSDP,
+        torch.autocast("cpu", enabled=False),
+    )
     parallel = kind(model, train, ranks, autocast, micro)
     assert state_hash(model_tensors(model), "model.") == untouched
     share = len(inputs) // ranks.data_world_size
@@ -100,7 +110,9 @@ def differences(
             (full_tensor(parameter.grad) - parameter_alone.grad).abs().max()
             / parameter_alone.grad.abs().max()
         )
-        for parameter, parameter_alone in zip(model.parameters(), single.parameters(), strict=True)
+        for parameter, parameter_alone in zip(
+            model.parameters(), single.parameters(), strict=True
+        )
     )
     copy = parallel.to_plain_model()
     assert (copy is not None) == ranks.is_rank0

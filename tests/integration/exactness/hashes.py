@@ -49,12 +49,19 @@ def train(preset: str, home: Path) -> TrainingResult:
         "--quiet",
     ]
     text = f"data.files=[{home}/text/*.txt]"
-    places = (f"runtime.home={home}", f"runtime.name={preset}", "data.source=files", text)
+    places = (
+        f"runtime.home={home}",
+        f"runtime.name={preset}",
+        "data.source=files",
+        text,
+    )
     done = subprocess.run(
         [*command, *places, *SETTINGS], capture_output=True, text=True, env=os.environ
     )
     if done.returncode:
-        raise SystemExit(f"{preset} ended with code {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{preset} ended with code {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     run = RunFolder(home / "runs" / preset)
     return run.read(TrainingResult, run.result)
 

@@ -42,13 +42,17 @@ class Noted(TrainBatches):
         first = self.plan.rank * self.plan.per_rank
         mine = self.rows(samples_consumed)[first : first + self.plan.per_rank]
         with self.file.open("a") as file:
-            file.write(json.dumps([samples_consumed, self.plan.rank, mine.tolist()]) + "\n")
+            file.write(
+                json.dumps([samples_consumed, self.plan.rank, mine.tolist()]) + "\n"
+            )
         return super().micro_batches(samples_consumed, device)
 
 
 def main() -> None:
     trainer.TrainBatches = Noted
-    step_metrics.SIZE["cpu"] = 64  # smaller matrices: measuring the peak takes seconds in fp16
+    step_metrics.SIZE["cpu"] = (
+        64  # smaller matrices: measuring the peak takes seconds in fp16
+    )
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     for item in json.loads(Path(sys.argv[1]).read_text()):

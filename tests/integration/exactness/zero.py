@@ -78,10 +78,17 @@ def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
     straight = Training(stage, ranks)
     results = [straight.step(step) for step in range(SAVED)]
     source = save_checkpoint(
-        folder / f"stage-{stage}", SAVED, straight.strategy.tensors(), {}, ranks.saving_group
+        folder / f"stage-{stage}",
+        SAVED,
+        straight.strategy.tensors(),
+        {},
+        ranks.saving_group,
     )
     results += [straight.step(step) for step in range(SAVED, STEPS)]
-    found["losses"], found["norms"] = [r.loss for r in results], [r.grad_norm for r in results]
+    found["losses"], found["norms"] = (
+        [r.loss for r in results],
+        [r.grad_norm for r in results],
+    )
     found["uninterrupted"] = straight.hashes()
 
     resumed = Training(stage, ranks)
@@ -108,7 +115,9 @@ def of_stage(stage: int, ranks: Ranks, folder: Path) -> dict[str, Any]:
             found["plain"] = state_hash(model_tensors(plain), "model.")
         found["plain_is"] = straight.hashes()[0]
         with straight.strategy.full_parameters():
-            found["whole"] = all(parameter.numel() for parameter in straight.model.parameters())
+            found["whole"] = all(
+                parameter.numel() for parameter in straight.model.parameters()
+            )
         half = Training(stage, ranks, "bf16")
         found["bf16"] = [half.step(step).loss for step in range(STEPS)]
     return found
@@ -118,11 +127,15 @@ def main() -> None:
     ranks, folder = Ranks("cpu", "gloo"), Path(sys.argv[1])
     torch.set_num_threads(1)
     stages = [int(stage) for stage in sys.argv[2].split(",")]
-    found: dict[str, Any] = {str(stage): of_stage(stage, ranks, folder) for stage in stages}
+    found: dict[str, Any] = {
+        str(stage): of_stage(stage, ranks, folder) for stage in stages
+    }
     for stage in stages:  # any strategy reads what any other wrote
         for source in stages:
             reader = Training(stage, ranks)
-            reader.strategy.load_tensors(folder / f"stage-{source}" / f"step-{SAVED:08d}")
+            reader.strategy.load_tensors(
+                folder / f"stage-{source}" / f"step-{SAVED:08d}"
+            )
             found[f"{stage} from {source}"] = [
                 reader.step(step).loss for step in range(SAVED, STEPS)
             ]

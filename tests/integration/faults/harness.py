@@ -25,13 +25,21 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from support.laboratory import CONFIG, Laboratory, Started, exact_metrics, inject, workers_of
+from support.laboratory import (
+    CONFIG,
+    Laboratory,
+    Started,
+    exact_metrics,
+    inject,
+    workers_of,
+)
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/faults.jsonl"
 WORKERS = 2
 # more text, so that a kill can hit its preparation
 LARGER = CONFIG | {
-    "data": CONFIG["data"] | {"source": "python-stdlib", "files": [], "sequence_length": 64}
+    "data": CONFIG["data"]
+    | {"source": "python-stdlib", "files": [], "sequence_length": 64}
 }
 LAST_STEP = CONFIG["train"]["max_steps"]
 START_UP, MID_RUN, ENDING, RESUME = PHASES = ("start-up", "mid-run", "ending", "resume")
@@ -87,7 +95,9 @@ class Trial:
         self.lab, self.name, self.phase, self.rng = lab, name, phase, rng
         self.at = rng.randint(3, 50)
         self.direct, self.struck = True, True
-        self.codes: list[int] = []  # of commands that have ended, the one of the fault excepted
+        self.codes: list[
+            int
+        ] = []  # of commands that have ended, the one of the fault excepted
         self.overrides = [
             f"model.attention={attention}",
             f"environment.nproc_per_node={WORKERS}",
@@ -97,7 +107,10 @@ class Trial:
 
     def start(self) -> Started:
         return self.lab.start(
-            self.name, *self.overrides, direct=self.direct, largest_file=self.largest_file
+            self.name,
+            *self.overrides,
+            direct=self.direct,
+            largest_file=self.largest_file,
         )
 
     def begin(self) -> Started:
@@ -109,7 +122,9 @@ class Trial:
         return self.start()
 
     def pids(self, started: Started, mark: str) -> list[int]:
-        return sorted(pid for pid, command in started.processes().items() if mark in command)
+        return sorted(
+            pid for pid, command in started.processes().items() if mark in command
+        )
 
     def worker(self, started: Started) -> int:
         return self.rng.choice(workers_of(started.marker))
@@ -121,7 +136,9 @@ class Trial:
         """Waits for a moment of the phase."""
         if self.phase == MID_RUN:
             self.lab.wait_for_step(self.name, self.at, started)
-        elif self.phase == ENDING:  # the last evaluation, the last save and the result follow
+        elif (
+            self.phase == ENDING
+        ):  # the last evaluation, the last save and the result follow
             self.lab.wait_for_step(self.name, LAST_STEP, started)
             time.sleep(self.rng.uniform(0, 0.3))
         else:
@@ -134,7 +151,10 @@ class Trial:
         time.sleep(self.rng.uniform(0, 0.05))
 
     def send(
-        self, number: signal.Signals, victim: Callable[["Trial", Started], int], started: Started
+        self,
+        number: signal.Signals,
+        victim: Callable[["Trial", Started], int],
+        started: Started,
     ) -> None:
         """What has ended by now cannot be struck, which the row says."""
         try:
@@ -330,7 +350,9 @@ def bit_flip(trial: Trial) -> Started:
     trial.at = max(trial.at, 21)
     started = reached(trial)
     kill_all(started)
-    newest = sorted((trial.lab.run_dir(trial.name) / "checkpoints").glob("step-????????"))[-1]
+    newest = sorted(
+        (trial.lab.run_dir(trial.name) / "checkpoints").glob("step-????????")
+    )[-1]
     file = trial.rng.choice([path for path in newest.iterdir() if path.stat().st_size])
     data = bytearray(file.read_bytes())
     data[trial.rng.randrange(len(data))] ^= 1 << trial.rng.randrange(8)
@@ -345,7 +367,9 @@ def server(number: signal.Signals) -> Callable[[Trial], Started]:
         trial.direct = False
         started = trial.begin()
         trial.reach(started)
-        trial.send(number, lambda trial, started: trial.pids(started, "uvicorn")[0], started)
+        trial.send(
+            number, lambda trial, started: trial.pids(started, "uvicorn")[0], started
+        )
         return started
 
     return strike
@@ -380,7 +404,9 @@ FAULTS: dict[str, Fault] = {
             END='raise RuntimeError("the injected fault")',
         )
     ),
-    "exit": Fault(injected("infini_llama.tasks.train.worker.trainer", RAISE, END="os._exit(3)")),
+    "exit": Fault(
+        injected("infini_llama.tasks.train.worker.trainer", RAISE, END="os._exit(3)")
+    ),
     "kill before the rename": Fault(
         injected(
             "infini_llama.tasks.storage.artifacts",
@@ -408,7 +434,9 @@ FAULTS: dict[str, Fault] = {
     "kill in a reporter": Fault(
         injected(RARELY_CALLED[1], REPORT, END="os.kill(os.getpid(), signal.SIGKILL)")
     ),
-    "hang in a reporter": Fault(injected(RARELY_CALLED[1], REPORT, END="time.sleep(10000)")),
+    "hang in a reporter": Fault(
+        injected(RARELY_CALLED[1], REPORT, END="time.sleep(10000)")
+    ),
     "SIGKILL command while it measures": Fault(
         after_training(signal.SIGKILL, is_measuring), (ENDING,)
     ),
@@ -448,9 +476,12 @@ def run_trial(
     orphans += len(started.processes())
     home = lab.home / trial.name if fault == "kill during preprocess" else lab.home
     run_dir = home / "runs" / trial.name
-    summary = json.loads((run_dir / "summary.json").read_text()) if codes[-1] == 0 else {}
+    summary = (
+        json.loads((run_dir / "summary.json").read_text()) if codes[-1] == 0 else {}
+    )
     equal = all(
-        summary.get(name) == expected[name] for name in ("weights_sha256", "optimizer_sha256")
+        summary.get(name) == expected[name]
+        for name in ("weights_sha256", "optimizer_sha256")
     )
     equal = equal and exact_metrics(run_dir) == metrics
     return {
@@ -474,7 +505,8 @@ def commit() -> str:
         [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     ).stdout.strip()
     differing = subprocess.run(
-        [*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False
+        [*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"],
+        check=False,
     )
     return f"{head}-dirty" if differing.returncode else head
 
@@ -486,10 +518,17 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--first", type=int, default=0, help="number of the first row, to repeat one of a seed"
+        "--first",
+        type=int,
+        default=0,
+        help="number of the first row, to repeat one of a seed",
     )
-    parser.add_argument("--only", choices=FAULTS, help="one fault instead of all in turn")
-    parser.add_argument("--phase", choices=PHASES, help="one phase instead of all in turn")
+    parser.add_argument(
+        "--only", choices=FAULTS, help="one fault instead of all in turn"
+    )
+    parser.add_argument(
+        "--phase", choices=PHASES, help="one phase instead of all in turn"
+    )
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else list(FAULTS)
     machine = {
@@ -514,7 +553,10 @@ def main() -> int:
                     f"model.attention={attention}",
                     f"environment.nproc_per_node={WORKERS}",
                 )
-                calm[attention] = (lab.finish(name, *overrides), exact_metrics(lab.run_dir(name)))
+                calm[attention] = (
+                    lab.finish(name, *overrides),
+                    exact_metrics(lab.run_dir(name)),
+                )
             seed = f"{fault} {arguments.seed}-{number}"
             row = run_trial(lab, fault, attention, phase, seed, *calm[attention])
             row = {"seed": arguments.seed, "number": number, "commit": commit()} | row
@@ -530,7 +572,9 @@ def main() -> int:
                 f"{row['seconds']:6.1f} s  orphans {row['orphans']}  {verdict}",
                 flush=True,
             )
-    print(f"{arguments.n - bad} of {arguments.n} ended bitwise equal with no process left behind")
+    print(
+        f"{arguments.n - bad} of {arguments.n} ended bitwise equal with no process left behind"
+    )
     return 1 if bad else 0
 
 

@@ -25,12 +25,18 @@ def written(stored: Automation, automation: AutomationCore) -> list[AutomationCo
     return [call.args[1] for call in client.update_automation.call_args_list]
 
 
-@pytest.mark.parametrize("automation", _automations(SILENT_FOR), ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "automation", _automations(SILENT_FOR), ids=lambda each: each.name
+)
 def test_an_automation_is_written_again_if_a_version_has_changed_it(automation):
     stored = as_stored(automation)
     assert written(stored, automation) == []
     trigger = stored.trigger.model_copy(update={"expect": {"prefect.flow-run.other"}})
     action = stored.actions[0].model_copy(update={"message": "other"})
-    for change in ({"description": "other"}, {"trigger": trigger}, {"actions": [action]}):
+    for change in (
+        {"description": "other"},
+        {"trigger": trigger},
+        {"actions": [action]},
+    ):
         (update,) = written(stored.model_copy(update=change), automation)
         assert update == automation.model_copy(update={"enabled": False})

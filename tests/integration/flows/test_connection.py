@@ -71,10 +71,16 @@ def test_a_server_on_this_machine_is_reached_without_a_proxy(
 ):
     for name, value in proxies.items() | {("NO_PROXY", "internal.example")}:
         monkeypatch.setenv(name, value)
-    before = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    before = {
+        name: value
+        for name, value in os.environ.items()
+        if name.lower().endswith("_proxy")
+    }
 
     async def by_websocket() -> None:
-        async with serve(lambda connection: connection.wait_closed(), "127.0.0.1", 0) as server:
+        async with serve(
+            lambda connection: connection.wait_closed(), "127.0.0.1", 0
+        ) as server:
             port = server.sockets[0].getsockname()[1]
             async with websocket_connect(f"ws://127.0.0.1:{port}") as connection:
                 await (await connection.ping())
@@ -89,7 +95,9 @@ def test_a_server_on_this_machine_is_reached_without_a_proxy(
         asyncio.run(by_asynchronous_client())
         asyncio.run(by_websocket())
     assert {
-        name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")
+        name: value
+        for name, value in os.environ.items()
+        if name.lower().endswith("_proxy")
     } == before
 
 
@@ -144,11 +152,16 @@ def test_a_run_waits_for_a_server_that_it_has_not_reached_yet():
     port = free_port()
     environment = os.environ | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
     hasty = subprocess.run(
-        [sys.executable, "-c", PATIENT, "hasty"], env=environment, check=False, timeout=60
+        [sys.executable, "-c", PATIENT, "hasty"],
+        env=environment,
+        check=False,
+        timeout=60,
     )
     assert hasty.returncode == 1
     with subprocess.Popen(
-        [sys.executable, "-c", PATIENT, "patient"], env=environment, stdout=subprocess.PIPE
+        [sys.executable, "-c", PATIENT, "patient"],
+        env=environment,
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None and process.stdout.readline()
         time.sleep(2)  # the first request has failed
@@ -156,13 +169,16 @@ def test_a_run_waits_for_a_server_that_it_has_not_reached_yet():
             assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1.2.3", "0.0.0.0"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "[::1]", "127.1.2.3", "0.0.0.0"]
+)
 def test_addresses_of_this_machine(host):
     assert is_local(f"http://{host}:4200/api")
 
 
 @pytest.mark.parametrize(
-    "address", [REMOTE, "http://192.0.2.1/api", "https://[2001:db8::1]:4200/api", "nonsense", ""]
+    "address",
+    [REMOTE, "http://192.0.2.1/api", "https://[2001:db8::1]:4200/api", "nonsense", ""],
 )
 def test_addresses_of_other_machines(address):
     assert not is_local(address)

@@ -28,9 +28,14 @@ def test_a_form_that_is_sent_untouched_changes_nothing():
 
 def test_the_first_section_and_an_opened_one_are_applied():
     settings = with_changes(
-        CONFIG, UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}}
+        CONFIG,
+        UNTOUCHED | {"name": "mine", "learning_rate": 0.01, "train": {"save_steps": 7}},
     )
-    assert (settings.runtime.name, settings.train.learning_rate, settings.train.save_steps) == (
+    assert (
+        settings.runtime.name,
+        settings.train.learning_rate,
+        settings.train.save_steps,
+    ) == (
         "mine",
         0.01,
         7,
@@ -39,14 +44,22 @@ def test_the_first_section_and_an_opened_one_are_applied():
 
 
 def test_keys_of_a_section_within_a_section_that_are_not_sent_stay_as_deployed():
-    tokenizer, passkey = {"vocab_size": 9000, "special_tokens": ["<x>"]}, {"documents": 7}
+    tokenizer, passkey = (
+        {"vocab_size": 9000, "special_tokens": ["<x>"]},
+        {"documents": 7},
+    )
     deployed = parse_config(
         {"data": {"source": "passkey", "tokenizer": tokenizer, "passkey": passkey}}
     )
     data = with_changes(
-        deployed, {"data": {"tokenizer": {"kind": "unigram"}, "passkey": {"form": "facts"}}}
+        deployed,
+        {"data": {"tokenizer": {"kind": "unigram"}, "passkey": {"form": "facts"}}},
     ).data
-    assert (data.tokenizer.kind, data.tokenizer.vocab_size, data.tokenizer.special_tokens) == (
+    assert (
+        data.tokenizer.kind,
+        data.tokenizer.vocab_size,
+        data.tokenizer.special_tokens,
+    ) == (
         "unigram",
         9000,
         ["<x>"],
@@ -69,14 +82,23 @@ def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
 
 
 def test_a_changed_source_drops_the_keys_that_its_former_one_read(caplog):
-    files = parse_config({"data": {"files": ["*.txt"], "text_column": "body", "min_length": 3}})
-    sent = files.model_dump(mode="json")["data"] | {"source": "huggingface", "dataset": "x"}
+    files = parse_config(
+        {"data": {"files": ["*.txt"], "text_column": "body", "min_length": 3}}
+    )
+    sent = files.model_dump(mode="json")["data"] | {
+        "source": "huggingface",
+        "dataset": "x",
+    }
     for changes in ({"data": sent}, {"files": ["*.txt"], "data": sent}):
         data = with_changes(files, changes).data
         assert (data.files, data.text_column, data.min_length) == ([], "body", 3)
     assert "not read with data.source=huggingface: data.files" in caplog.text
-    with pytest.raises(ConfigError, match=r"data\.format='csv' is not read with data\.source=hugg"):
-        with_changes(files, {"data": {"source": "huggingface", "dataset": "x", "format": "csv"}})
+    with pytest.raises(
+        ConfigError, match=r"data\.format='csv' is not read with data\.source=hugg"
+    ):
+        with_changes(
+            files, {"data": {"source": "huggingface", "dataset": "x", "format": "csv"}}
+        )
 
 
 def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
@@ -86,7 +108,12 @@ def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
         "train": {"max_steps": 40, "save_steps": 7},
         "runtime": {"name": "mine"},
     }
-    first = {"files": ["*.txt"], "max_steps": 40, "train": {"save_steps": 7}, "name": "mine"}
+    first = {
+        "files": ["*.txt"],
+        "max_steps": 40,
+        "train": {"save_steps": 7},
+        "name": "mine",
+    }
     assert with_changes(CONFIG, files) == with_changes(CONFIG, first)
     assert with_changes(CONFIG, UNTOUCHED | files) == with_changes(CONFIG, first)
     validator = jsonschema.Draft202012Validator(form(CONFIG).model_dump())
@@ -99,7 +126,9 @@ def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
         with_changes(CONFIG, files | {"max_steps": 30})
 
 
-@pytest.mark.parametrize("changes", [{"tran": {}}, {"max_steps": 0}, {"train": {"nope": 1}}])
+@pytest.mark.parametrize(
+    "changes", [{"tran": {}}, {"max_steps": 0}, {"train": {"nope": 1}}]
+)
 def test_values_outside_the_allowed_range_are_refused(changes):
     with pytest.raises(ConfigError, match=next(iter(changes))):
         with_changes(CONFIG, changes)
@@ -108,7 +137,9 @@ def test_values_outside_the_allowed_range_are_refused(changes):
 def test_the_deployed_values_are_the_defaults_of_the_form():
     schema = form(CONFIG).model_dump()
     properties = schema["properties"]["changes"]["properties"]
-    assert [*properties][: len(SHORT)] == [*SHORT] and properties["max_steps"]["default"] == 60
+    assert [*properties][: len(SHORT)] == [*SHORT] and properties["max_steps"][
+        "default"
+    ] == 60
     training = schema["definitions"]["TrainingConfig"]["properties"]
     assert training["warmup_steps"]["default"] == 5 and "max_steps" not in training
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -12,7 +12,15 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.states import AwaitingRetry, Cancelling, Completed, Paused, Pending, Running, Scheduled
+from prefect.states import (
+    AwaitingRetry,
+    Cancelling,
+    Completed,
+    Paused,
+    Pending,
+    Running,
+    Scheduled,
+)
 
 from infini_llama.flows.executions import Execution, register
 from infini_llama.flows.lost_runs import LostRuns, flow_processes
@@ -20,7 +28,11 @@ from infini_llama.tasks.storage.locks import Lock
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = count()
-UNPRIVILEGED = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search,-fowner,-chown"]
+UNPRIVILEGED = [
+    "setpriv",
+    "--bounding-set",
+    "-dac_override,-dac_read_search,-fowner,-chown",
+]
 as_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("setpriv"),
     reason="as root alone, files of two users can be made",
@@ -42,7 +54,9 @@ LostRuns(Path(sys.argv[1])).mark(client, at_once=True)
 
 def aged(state: State) -> State:
     """A state of long ago, after those that were made so before."""
-    return state.model_copy(update={"timestamp": LONG_AGO + timedelta(seconds=next(SECONDS))})
+    return state.model_copy(
+        update={"timestamp": LONG_AGO + timedelta(seconds=next(SECONDS))}
+    )
 
 
 class Records:
@@ -65,11 +79,15 @@ class Records:
         return run
 
     def read(self, flow_run_filter) -> list[FlowRun]:
-        return [self.read_one(run) for run in flow_run_filter.id.any_ if run in self.states]
+        return [
+            self.read_one(run) for run in flow_run_filter.id.any_ if run in self.states
+        ]
 
     def read_one(self, run: UUID) -> FlowRun:
         state = self.states[run][-1]
-        return FlowRun(id=run, flow_id=uuid4(), name=str(run), state=state, state_id=state.id)
+        return FlowRun(
+            id=run, flow_id=uuid4(), name=str(run), state=state, state_id=state.id
+        )
 
     def set(self, run: UUID, state: State, force: bool) -> None:
         assert force
@@ -86,7 +104,9 @@ def lost(tmp_path) -> LostRuns:
     return LostRuns(tmp_path)
 
 
-def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(records, lost, tmp_path):
+def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(
+    records, lost, tmp_path
+):
     running = records.add(aged(Running()))
     cancelling = records.add(aged(Running()), aged(Cancelling()))
     pending = records.add(aged(Pending()))
@@ -97,7 +117,11 @@ def test_runs_of_the_folder_without_a_process_are_marked_and_no_others(records, 
         register(str(run), tmp_path, "")
     with Lock(tmp_path / str(held)):
         lost.mark(records.client, at_once=True)
-    assert records.forced == {running: "Crashed", cancelling: "Cancelled", pending: "Crashed"}
+    assert records.forced == {
+        running: "Crashed",
+        cancelling: "Cancelled",
+        pending: "Crashed",
+    }
 
 
 def test_a_run_is_lost_if_two_looks_find_no_process(records, lost, tmp_path):
@@ -119,7 +143,9 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_marked(records, lost, tmp_
     assert not records.forced
 
 
-def test_a_run_that_is_deleted_while_it_is_executed_is_logged(records, lost, tmp_path, caplog):
+def test_a_run_that_is_deleted_while_it_is_executed_is_logged(
+    records, lost, tmp_path, caplog
+):
     run = records.add(aged(Running()))
     with Lock(tmp_path / str(run)):
         register(str(run), tmp_path, "")
@@ -149,7 +175,9 @@ def test_tasks_of_a_run_that_is_over_or_suspended_are_ended(records, lost, tmp_p
 
 
 @as_root
-def test_a_run_of_the_hidden_home_folder_of_another_user_is_left_alone_in_a_copy(tmp_path):
+def test_a_run_of_the_hidden_home_folder_of_another_user_is_left_alone_in_a_copy(
+    tmp_path,
+):
     run, home = str(uuid4()), tmp_path / "home"
     register(run, home, "")
     copy = shutil.copytree(home, tmp_path / "copy")
@@ -166,7 +194,9 @@ def test_a_run_of_the_hidden_home_folder_of_another_user_is_left_alone_in_a_copy
 
 @as_root
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_a_run_that_is_over_in_the_folder_of_another_user_keeps_its_file(tmp_path, mode):
+def test_a_run_that_is_over_in_the_folder_of_another_user_keeps_its_file(
+    tmp_path, mode
+):
     folder = tmp_path / "flow-runs"
     runs = [str(uuid4()), str(uuid4())]
     for run in runs:
@@ -186,30 +216,44 @@ def test_a_run_that_is_over_in_the_folder_of_another_user_keeps_its_file(tmp_pat
 
 def test_a_run_that_another_machine_executes_is_left_alone(records, lost, tmp_path):
     """It is executed again there, or in a home folder that both machines share."""
-    here = records.add(aged(Scheduled()), aged(Running()), aged(AwaitingRetry()), aged(Pending()))
-    elsewhere = records.add(aged(Scheduled()), aged(Running()), AwaitingRetry(), aged(Pending()))
+    here = records.add(
+        aged(Scheduled()), aged(Running()), aged(AwaitingRetry()), aged(Pending())
+    )
+    elsewhere = records.add(
+        aged(Scheduled()), aged(Running()), AwaitingRetry(), aged(Pending())
+    )
     register(str(here), tmp_path, str(records.states[here][2].id))
     register(str(elsewhere), tmp_path, str(records.states[elsewhere][0].id))
     shared = records.add(aged(Running()))
     file = tmp_path / str(shared)
-    other = Execution(host=f"not-{socket.gethostname()}", kernel="another", file=str(file))
+    other = Execution(
+        host=f"not-{socket.gethostname()}", kernel="another", file=str(file)
+    )
     file.write_text(other.model_dump_json())
     lost.mark(records.client, at_once=True)
     assert records.forced == {here: "Crashed"}
-    assert not (tmp_path / str(elsewhere)).exists() and (tmp_path / str(shared)).exists()
+    assert (
+        not (tmp_path / str(elsewhere)).exists() and (tmp_path / str(shared)).exists()
+    )
 
 
-def test_a_run_of_a_container_that_had_another_host_name_is_marked(records, lost, tmp_path):
+def test_a_run_of_a_container_that_had_another_host_name_is_marked(
+    records, lost, tmp_path
+):
     run = records.add(aged(Running()))
     register(str(run), tmp_path, "")
     file = tmp_path / str(run)
     record = Execution.model_validate_json(file.read_bytes())
-    file.write_text(record.model_copy(update={"host": "0123456789ab"}).model_dump_json())
+    file.write_text(
+        record.model_copy(update={"host": "0123456789ab"}).model_dump_json()
+    )
     lost.mark(records.client, at_once=True)
     assert records.forced == {run: "Crashed"}
 
 
-def test_a_run_of_the_home_folder_that_this_one_is_a_copy_of_is_left_alone(records, tmp_path):
+def test_a_run_of_the_home_folder_that_this_one_is_a_copy_of_is_left_alone(
+    records, tmp_path
+):
     run = records.add(aged(Running()))
     home = tmp_path / "home"
     register(str(run), home, "")
@@ -220,13 +264,13 @@ def test_a_run_of_the_home_folder_that_this_one_is_a_copy_of_is_left_alone(recor
     assert records.forced == {run: "Crashed"}
 
 
-def test_a_run_that_is_killed_before_its_flow_function_is_marked(records, lost, tmp_path):
+def test_a_run_that_is_killed_before_its_flow_function_is_marked(
+    records, lost, tmp_path
+):
     """Its process has the lock since its start, and its worker has registered it before."""
     run = records.add(aged(Scheduled()), aged(Pending()))
     register(str(run), tmp_path, str(records.states[run][0].id))
-    killed = (
-        f"from infini_llama.flows.executions import *; hold({str(run)!r}, Path({str(tmp_path)!r}))"
-    )
+    killed = f"from infini_llama.flows.executions import *; hold({str(run)!r}, Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", killed], check=True)
     lost.mark(records.client, at_once=True)
     assert records.forced == {run: "Crashed"}

@@ -25,8 +25,16 @@ def begun(corpus, data, tmp_path):
     """The configuration of a run that has not finished, and the folder of its text."""
     text = shutil.copytree(corpus, tmp_path / "text")
     settings = data(files=[f"{text}/*.txt"])
-    make_run(tmp_path / "home", preprocess(settings, tmp_path / "home"), settings, finished=False)
-    config = {"data": settings, "runtime": {"name": "run", "home": str(tmp_path / "home")}}
+    make_run(
+        tmp_path / "home",
+        preprocess(settings, tmp_path / "home"),
+        settings,
+        finished=False,
+    )
+    config = {
+        "data": settings,
+        "runtime": {"name": "run", "home": str(tmp_path / "home")},
+    }
     return PipelineConfig.model_validate(
         config | {"train": {"max_steps": 60, "warmup_steps": 5}}
     ), text
@@ -50,12 +58,14 @@ def test_a_run_goes_on_with_the_text_that_it_began_with(begun, caplog, content):
     (text / "text-003.txt").write_bytes(content)
     preparation = pipeline.preparation_for(config)
     assert preparation.build().path == expected.path
-    assert "continues with its dataset" in caplog.text and ("text-003" in caplog.text) == (
-        content == b"\xff"
-    )
+    assert "continues with its dataset" in caplog.text and (
+        "text-003" in caplog.text
+    ) == (content == b"\xff")
     without_reading = choose_dataset(config, reads_text=False).lookup()
     assert without_reading and without_reading.path == expected.path
-    named = choose_dataset(config, reads_text=True, named=config.runtime.home / expected.path)
+    named = choose_dataset(
+        config, reads_text=True, named=config.runtime.home / expected.path
+    )
     assert named.lookup() == named.of_run and named.build().path == expected.path
 
 
@@ -64,7 +74,8 @@ def test_a_run_goes_on_with_the_text_that_it_began_with_and_other_loss_weights(
 ):
     text = shutil.copytree(corpus, tmp_path / "text")
     sources = [
-        {"name": f"part-{number}", "files": [f"{text}/text-0{number}*.txt"]} for number in range(4)
+        {"name": f"part-{number}", "files": [f"{text}/text-0{number}*.txt"]}
+        for number in range(4)
     ]
     settings = data(files=[], sources=sources)
     expected = preprocess(settings, tmp_path / "home")
@@ -86,7 +97,9 @@ def test_repairing_todays_text_names_the_damaged_dataset_of_other_text(begun):
     require_dataset_of_run(config, expected)
     require_dataset_of_run(config, repaired)
     flip(config.runtime.home / expected.path / "tokenizer.json")
-    with pytest.raises(DataError, match=rf"began with {expected.name}, which is damaged") as caught:
+    with pytest.raises(
+        DataError, match=rf"began with {expected.name}, which is damaged"
+    ) as caught:
         require_dataset_of_run(config, repaired)
     assert "--repair" not in str(caught.value)
     require_dataset_of_run(config, expected)
@@ -102,16 +115,25 @@ def test_a_run_goes_on_without_its_text(begun, caplog, is_finished):
     shutil.rmtree(text)
     assert pipeline.has_finished(config) == is_finished
     dataset = choose_dataset(config, reads_text=False).lookup()
-    assert dataset and dataset.path == pipeline.preparation_for(config).build().path == expected
-    assert "no file matches" in caplog.text and "continues with its dataset" in caplog.text
+    assert (
+        dataset
+        and dataset.path == pipeline.preparation_for(config).build().path == expected
+    )
+    assert (
+        "no file matches" in caplog.text and "continues with its dataset" in caplog.text
+    )
     shutil.rmtree(config.runtime.home / expected)
     with pytest.raises(DataError, match="no file matches"):
         pipeline.preparation_for(config).build()
 
 
-def test_each_command_of_one_process_decides_where_to_resume(data, tmp_path, monkeypatch):
+def test_each_command_of_one_process_decides_where_to_resume(
+    data, tmp_path, monkeypatch
+):
     """As in a notebook; the tries of one command are one. The workers here end at once, without a word."""
-    monkeypatch.setattr(local, "torchrun_command", lambda *_, **__: [sys.executable, "-c", ""])
+    monkeypatch.setattr(
+        local, "torchrun_command", lambda *_, **__: [sys.executable, "-c", ""]
+    )
     runtime = {"name": "twice", "home": str(tmp_path), "resume": "never"}
     runtime |= {"retries": 1, "retry_delay": 0}
     sections = {"data": data(), "runtime": runtime, "environment": {"device": "cpu"}}
@@ -135,10 +157,18 @@ print([part.retries for part in (pretrain, evaluate, export, patch_environment, 
 
 
 def test_retries_that_a_user_has_set_for_all_flows_and_tasks_are_not_those_of_a_run():
-    defaults = {"PREFECT_FLOWS_DEFAULT_RETRIES": "2", "PREFECT_TASKS_DEFAULT_RETRIES": "2"}
+    defaults = {
+        "PREFECT_FLOWS_DEFAULT_RETRIES": "2",
+        "PREFECT_TASKS_DEFAULT_RETRIES": "2",
+    }
     command = [sys.executable, "-c", RETRIES]
     done = subprocess.run(
-        command, env=os.environ | defaults, check=True, capture_output=True, text=True, timeout=120
+        command,
+        env=os.environ | defaults,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout == "[0, 0, 0, 0, 0]\n"
 

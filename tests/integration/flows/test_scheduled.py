@@ -12,16 +12,32 @@ from zoneinfo import ZoneInfo
 import pytest
 from prefect.client.schemas.objects import CreatedBy, FlowRun
 from prefect.server.schemas.schedules import CronSchedule
-from prefect.states import AwaitingRetry, Completed, Crashed, Paused, Pending, Running, Scheduled
+from prefect.states import (
+    AwaitingRetry,
+    Completed,
+    Crashed,
+    Paused,
+    Pending,
+    Running,
+    Scheduled,
+)
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.flows import scheduled
-from infini_llama.flows.deployments import _write_schedules, read_deployment, read_deployments
+from infini_llama.flows.deployments import (
+    _write_schedules,
+    read_deployment,
+    read_deployments,
+)
 from infini_llama.flows.naming import run_name
 from infini_llama.flows.scheduled import Schedule
 
-OVERRIDES = ["runtime.name=nightly-{date}", "train.num_epochs=2", "data.tokenizer.vocab_size=300"]
+OVERRIDES = [
+    "runtime.name=nightly-{date}",
+    "train.num_epochs=2",
+    "data.tokenizer.vocab_size=300",
+]
 FILE = """\
 data: {source: python-stdlib}
 deployment:
@@ -49,15 +65,19 @@ def file(tmp_path):
 def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, overrides):
     deployment = read_deployment(str(file))
     assert set(deployment.schedules) == {"nightly"}
-    monkeypatch.setattr(scheduled, "_schedule", lambda: schedule and Schedule(schedule, "UTC"))
+    monkeypatch.setattr(
+        scheduled, "_schedule", lambda: schedule and Schedule(schedule, "UTC")
+    )
     without = {"deployment"}
     config = scheduled.with_schedule(deployment.config, deployment.schedules)
-    assert config.model_dump(exclude=without) == load_config(file, overrides).model_dump(
-        exclude=without
-    )
+    assert config.model_dump(exclude=without) == load_config(
+        file, overrides
+    ).model_dump(exclude=without)
 
 
-@pytest.mark.parametrize("cron", ["30 2 * * *", "30 1 * * *", "15 0 * * *", "45 23 * * *"])
+@pytest.mark.parametrize(
+    "cron", ["30 2 * * *", "30 1 * * *", "15 0 * * *", "45 23 * * *"]
+)
 @pytest.mark.parametrize(
     ("first", "days"), [("2027-03-26", 5), ("2027-10-29", 5)]
 )  # 28 March, 31 October: the clocks change
@@ -67,17 +87,25 @@ def test_a_daily_schedule_gives_each_date_of_its_time_zone_to_one_run(
 ):
     start = datetime.fromisoformat(first).replace(tzinfo=ZoneInfo("Europe/Berlin"))
     schedule = CronSchedule(cron=cron, timezone="Europe/Berlin")
-    dates = asyncio.run(schedule.get_dates(start=start, end=start + timedelta(days=days)))
-    monkeypatch.setattr(scheduled, "_schedule", lambda: Schedule("nightly", "Europe/Berlin"))
+    dates = asyncio.run(
+        schedule.get_dates(start=start, end=start + timedelta(days=days))
+    )
+    monkeypatch.setattr(
+        scheduled, "_schedule", lambda: Schedule("nightly", "Europe/Berlin")
+    )
     monkeypatch.setenv("TZ", machine)
     time.tzset()
     names = []
     for date in dates:
         monkeypatch.setattr(
-            scheduled, "flow_run", SimpleNamespace(scheduled_start_time=date.in_timezone("UTC"))
+            scheduled,
+            "flow_run",
+            SimpleNamespace(scheduled_start_time=date.in_timezone("UTC")),
         )
         names.append(run_name("nightly-{date}", scheduled.due("nightly-{date}")))
-    assert names == [f"nightly-{(start + timedelta(days=day)).date()}" for day in range(days)]
+    assert names == [
+        f"nightly-{(start + timedelta(days=day)).date()}" for day in range(days)
+    ]
 
 
 def test_a_run_that_a_person_started_is_named_by_this_machine_s_clock(monkeypatch):
@@ -89,7 +117,9 @@ def test_a_run_that_a_person_started_is_named_by_this_machine_s_clock(monkeypatc
     )
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
-    assert run_name("{date}-{time}", scheduled.due("{date}-{time}")) == "2027-03-28-083000"
+    assert (
+        run_name("{date}-{time}", scheduled.due("{date}-{time}")) == "2027-03-28-083000"
+    )
 
 
 def test_a_run_of_a_deleted_schedule_fails_in_the_flow(file, monkeypatch):
@@ -108,7 +138,10 @@ def test_a_run_of_a_deleted_schedule_fails_in_the_flow(file, monkeypatch):
     [
         ([Pending(), Running()], True),
         ([Pending(), Running(), Paused(), Scheduled(), Pending(), Running()], False),
-        ([Pending(), Running(), Crashed(), AwaitingRetry(), Pending(), Running()], False),
+        (
+            [Pending(), Running(), Crashed(), AwaitingRetry(), Pending(), Running()],
+            False,
+        ),
         ([Pending(), Paused(), Scheduled(), Pending(), Running()], False),
     ],
 )
@@ -145,7 +178,9 @@ def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(fil
     """As the UI makes them."""
     config = read_deployment(str(file)).config.deployment
     kept = [
-        SimpleNamespace(id=schedule.name, slug=schedule.name, active=True, schedule=None)
+        SimpleNamespace(
+            id=schedule.name, slug=schedule.name, active=True, schedule=None
+        )
         for schedule in config.schedules
     ]
     others = [
@@ -154,12 +189,16 @@ def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(fil
     ]
     client = Mock(read_deployment_schedules=Mock(return_value=[*kept, *others]))
     _write_schedules(client, uuid4(), config.schedules, keep_active=True)
-    assert [call.args[1] for call in client.delete_deployment_schedule.call_args_list] == [
+    assert [
+        call.args[1] for call in client.delete_deployment_schedule.call_args_list
+    ] == [
         "a",
         "b",
         "c",
     ]
-    assert [call.args[1] for call in client.update_deployment_schedule.call_args_list] == [
+    assert [
+        call.args[1] for call in client.update_deployment_schedule.call_args_list
+    ] == [
         "nightly",
         "plain",
     ]

@@ -69,7 +69,9 @@ def test_a_folder_that_cannot_be_made_is_named(no_prefect, monkeypatch, tmp_path
         Server(tmp_path, "127.0.0.1", 1, {}).start()
 
 
-def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(no_prefect, monkeypatch, tmp_path):
+def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(
+    no_prefect, monkeypatch, tmp_path
+):
     monkeypatch.setenv(
         "HOME", f"/{'x' * 300}"
     )  # as one of another user, whatever rights the tests have
@@ -77,7 +79,9 @@ def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(no_prefect, monk
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and not has_api()
 
 
-def test_an_empty_setting_of_prefect_is_one_that_is_not_set(no_prefect, monkeypatch, tmp_path):
+def test_an_empty_setting_of_prefect_is_one_that_is_not_set(
+    no_prefect, monkeypatch, tmp_path
+):
     for name in ("PREFECT_HOME", "PREFECT_API_URL", "PREFECT_SERVER_API_AUTH_STRING"):
         monkeypatch.setenv(name, "")
     prepare_client(tmp_path)
@@ -104,14 +108,24 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     """By SIGKILL: test_flow.py. Its database is in its home, whose path has characters with a meaning in URLs."""
     home = tmp_path / "why? [1] 100%25 #ö" / "home"
     command = [sys.executable, "-c", HOLD, str(home)]
-    environment = os.environ | {"ALL_PROXY": "socks://127.0.0.1:9", "NO_PROXY": "internal.example"}
+    environment = os.environ | {
+        "ALL_PROXY": "socks://127.0.0.1:9",
+        "NO_PROXY": "internal.example",
+    }
     environment |= {
         "PREFECT_SERVER_API_AUTH_STRING": "user:password",
         "PREFECT_API_AUTH_STRING": "of:another",
     }
-    environment |= {"PREFECT_SERVER_API_BASE_PATH": "/other", "PREFECT_CLIENT_MAX_RETRIES": ""}
+    environment |= {
+        "PREFECT_SERVER_API_BASE_PATH": "/other",
+        "PREFECT_CLIENT_MAX_RETRIES": "",
+    }
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
@@ -168,7 +182,9 @@ def test_a_taken_address_is_refused(no_prefect, tmp_path):
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(ConfigError, match="--port"),
     ):
-        Server(tmp_path, "127.0.0.1", listener.getsockname()[1], {}).refuse_taken_address()
+        Server(
+            tmp_path, "127.0.0.1", listener.getsockname()[1], {}
+        ).refuse_taken_address()
     with pytest.raises(ConfigError, match="--port"):
         Server(tmp_path, "127.0.0.1", 70_000, {}).refuse_taken_address()
 
@@ -229,7 +245,11 @@ def test_a_result_storage_block_that_the_server_lacks_is_named(
     no_prefect, monkeypatch, tmp_path, block
 ):
     def answer(path: str) -> tuple[int, str]:
-        return (200, f'"{prefect.__version__}"') if path.endswith("/version") else (404, "{}")
+        return (
+            (200, f'"{prefect.__version__}"')
+            if path.endswith("/version")
+            else (404, "{}")
+        )
 
     with answering(answer) as place:
         monkeypatch.setenv("PREFECT_API_URL", f"http://{place}/api")
@@ -237,7 +257,9 @@ def test_a_result_storage_block_that_the_server_lacks_is_named(
         refresh_global_settings_context()
         for api in (api_for_run(tmp_path), api_for_serve(tmp_path, "127.0.0.1", 0)):
             with (
-                pytest.raises(ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"),
+                pytest.raises(
+                    ConfigError, match=f"PREFECT_DEFAULT_RESULT_STORAGE_BLOCK={block}"
+                ),
                 api,
             ):
                 raise AssertionError("every run would load the block")
@@ -275,7 +297,9 @@ except ConfigError as error:
         text=True,
         timeout=120,
     )
-    assert name.removeprefix("PREFECT_CLIENT_").lower() in done.stdout.lower(), done.stdout
+    assert name.removeprefix("PREFECT_CLIENT_").lower() in done.stdout.lower(), (
+        done.stdout
+    )
 
 
 def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path):
@@ -288,7 +312,10 @@ def test_a_server_that_needs_too_long_is_reported_with_what_to_set(
     no_prefect, monkeypatch, tmp_path
 ):
     monkeypatch.setenv(START_TIMEOUT, "0")
-    with pytest.raises(PipelineError, match=START_TIMEOUT) as raised, api_for_run(tmp_path):
+    with (
+        pytest.raises(PipelineError, match=START_TIMEOUT) as raised,
+        api_for_run(tmp_path),
+    ):
         pass
     assert raised.value.exit_code == 70 and not servers_of(tmp_path)
     with (
@@ -298,19 +325,27 @@ def test_a_server_that_needs_too_long_is_reported_with_what_to_set(
     ):
         pass
     monkeypatch.setenv(START_TIMEOUT, "soon")
-    with pytest.raises(ConfigError, match=f"{START_TIMEOUT}=soon"), api_for_run(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=f"{START_TIMEOUT}=soon"),
+        api_for_run(tmp_path),
+    ):
         pass
 
 
 def test_an_invalid_address_is_refused(no_prefect, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
-    with pytest.raises(ConfigError, match="PREFECT_API_URL=nonsense"), api_for_run(tmp_path):
+    with (
+        pytest.raises(ConfigError, match="PREFECT_API_URL=nonsense"),
+        api_for_run(tmp_path),
+    ):
         pass
 
 
 def with_newer_database(file: Path) -> None:
     with contextlib.closing(sqlite3.connect(file)) as database:
-        database.execute("create table alembic_version (version_num varchar(32) not null)")
+        database.execute(
+            "create table alembic_version (version_num varchar(32) not null)"
+        )
         database.execute("insert into alembic_version values ('ffffffffffff')")
         database.commit()
 
@@ -355,9 +390,13 @@ def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
 
 def test_the_setting_that_names_a_database_is_named(no_prefect, monkeypatch, tmp_path):
     missing = tmp_path / "missing" / "prefect.db"
-    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{missing}")
+    monkeypatch.setenv(
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{missing}"
+    )
     with (
-        pytest.raises(ConfigError, match="another place in PREFECT_SERVER_DATABASE_CONNECTION_URL"),
+        pytest.raises(
+            ConfigError, match="another place in PREFECT_SERVER_DATABASE_CONNECTION_URL"
+        ),
         api_for_run(tmp_path),
     ):
         pass

@@ -24,7 +24,10 @@ from prefect import flow_engine
 from prefect.client.base import PrefectHttpxSyncClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.flows import Flow
-from prefect.server.events.ordering import EventArrivedEarly, get_triggers_causal_ordering
+from prefect.server.events.ordering import (
+    EventArrivedEarly,
+    get_triggers_causal_ordering,
+)
 from prefect.server.events.schemas.events import Event, Resource
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.settings.models.server.api import ServerAPISettings
@@ -65,7 +68,9 @@ time.sleep(600)
 def facts(tmp_path_factory) -> dict:
     """Of a process without this program, with a proxy and an API that only the proxy answers for."""
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_")
     }
     with answering(lambda _: (200, "")) as proxy:
         environment |= {
@@ -99,7 +104,10 @@ def test_a_first_connection_is_not_tried_again(monkeypatch):
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(httpx.Client, "send", refuse)
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), pytest.raises(httpx.ConnectError):
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}),
+        pytest.raises(httpx.ConnectError),
+    ):
         PrefectHttpxSyncClient(base_url="http://127.0.0.1:1").get("/health")
     assert len(tries) == 1
 
@@ -127,7 +135,10 @@ def test_an_event_waits_for_the_one_before():
     """A server that has not seen the one before keeps back the event of a suspension."""
     run = Resource({"prefect.resource.id": "prefect.flow-run.1"})
     suspended = Event(
-        occurred=now("UTC"), event="prefect.flow-run.Suspended", resource=run, id=uuid4()
+        occurred=now("UTC"),
+        event="prefect.flow-run.Suspended",
+        resource=run,
+        id=uuid4(),
     )
 
     async def process(event: Event) -> None:
@@ -142,7 +153,9 @@ def test_an_event_waits_for_the_one_before():
 
 
 def test_the_path_of_the_database_ends_at_a_question_mark():
-    assert make_url("sqlite+aiosqlite:////home/what?/prefect.db").database == "/home/what"
+    assert (
+        make_url("sqlite+aiosqlite:////home/what?/prefect.db").database == "/home/what"
+    )
 
 
 def test_a_temporary_server_outlives_its_flow(tmp_path):
@@ -182,7 +195,9 @@ def reports_of_worker(is_started: bool, **run: object) -> list[str]:
     )
     status = Mock()
     status._future.done.return_value = is_started
-    submission = BaseWorker._submit_run_and_capture_errors(worker, FlowRun(flow_id=uuid4()), status)
+    submission = BaseWorker._submit_run_and_capture_errors(
+        worker, FlowRun(flow_id=uuid4()), status
+    )
     with contextlib.suppress(asyncio.CancelledError):  # of a worker that is stopped
         asyncio.run(submission)
     return [call.args[1] for call in worker._propose_crashed_state.await_args_list]

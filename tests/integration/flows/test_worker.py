@@ -18,7 +18,10 @@ from infini_llama.flows.workarounds import worker
 
 @pytest.mark.parametrize(
     ("command", "started"),
-    [(None, f"{sys.executable} -m infini_llama.flows.workarounds.engine"), ("own", "own")],
+    [
+        (None, f"{sys.executable} -m infini_llama.flows.workarounds.engine"),
+        ("own", "own"),
+    ],
 )
 def test_prefects_command_starts_runs_by_our_engine(command, started):
     assert BaseWorker.get_worker_class_from_type("process") is worker.Worker
@@ -32,7 +35,13 @@ def test_prefects_command_starts_runs_by_our_engine(command, started):
 )
 def test_a_lost_connection_is_logged_in_one_line(error, lines):
     record = worker.BriefRecord(
-        "a", logging.ERROR, "f.py", 1, "it failed %s", ("again",), (type(error), error, None)
+        "a",
+        logging.ERROR,
+        "f.py",
+        1,
+        "it failed %s",
+        ("again",),
+        (type(error), error, None),
     )
     text = logging.Formatter().format(record)
     assert text.startswith("it failed again") and str(error) in text
@@ -44,7 +53,9 @@ def proposed(monkeypatch, tmp_path) -> list[str]:
     """States that the worker has proposed for its run."""
     states: list[str] = []
 
-    async def crashed(self: object, flow_run: FlowRun, message: str, client: object) -> None:
+    async def crashed(
+        self: object, flow_run: FlowRun, message: str, client: object
+    ) -> None:
         states.append("Crashed")
 
     async def set_state(run: UUID, state: State, force: bool) -> None:

@@ -9,7 +9,11 @@ from support.models import small
 KINDS = {
     "softmax": {"attention": "softmax"},
     "linear": {"attention": "infini"},
-    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
+    "delta_bounded": {
+        "attention": "infini",
+        "memory_update": "delta_bounded",
+        "qk_norm": True,
+    },
     "the segment before": {"attention": "infini", "attend_previous_segment": True},
 }
 
@@ -23,7 +27,9 @@ def assert_same_losses_and_gradients(model, compiled, ids, documents):
         model.zero_grad()
         total, _ = loss(ids[:, :-1], ids[:, 1:], documents)
         total.backward()
-        results.append([total.detach(), *(parameter.grad for parameter in model.parameters())])
+        results.append(
+            [total.detach(), *(parameter.grad for parameter in model.parameters())]
+        )
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
 
 
@@ -37,7 +43,9 @@ def test_the_graph_does_not_break(kind, packed):
     documents = DOCUMENTS if packed else None
     compiled = torch.compile(model.loss, fullgraph=True, backend="eager")
     expected = model.loss(ids[:, :-1], ids[:, 1:], documents)[0]
-    assert torch.allclose(compiled(ids[:, :-1], ids[:, 1:], documents)[0], expected, rtol=1e-6)
+    assert torch.allclose(
+        compiled(ids[:, :-1], ids[:, 1:], documents)[0], expected, rtol=1e-6
+    )
 
 
 @pytest.mark.slow
@@ -54,9 +62,9 @@ def test_compiled_losses_and_gradients_are_those_of_eager(kind, packed):
         edited = ids.clone()
         edited[0, 0] = (ids[0, 0] + 1) % 97
         compiled = torch.compile(model.forward, fullgraph=True)
-        changed = (compiled(ids[:, :-1], documents) != compiled(edited[:, :-1], documents)).any(
-            dim=2
-        )
+        changed = (
+            compiled(ids[:, :-1], documents) != compiled(edited[:, :-1], documents)
+        ).any(dim=2)
         assert changed[0, 0] and not changed[0, 11:].any() and not changed[1].any()
 
 

@@ -32,10 +32,15 @@ def test_export_and_import_round_trip(changes):
 
 def test_omitted_fields_have_hugging_faces_defaults():
     sizes = {
-        name: value for name, value in small().to_dict().items() if HF_FIELDS.get(name, 0) is None
+        name: value
+        for name, value in small().to_dict().items()
+        if HF_FIELDS.get(name, 0) is None
     }
     del sizes["num_key_value_heads"]
-    ours, theirs = hf.config_from_hf({"model_type": "llama"} | sizes), TheirConfig(**sizes)
+    ours, theirs = (
+        hf.config_from_hf({"model_type": "llama"} | sizes),
+        TheirConfig(**sizes),
+    )
     for name in HF_FIELDS:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
@@ -44,9 +49,9 @@ def test_omitted_fields_have_hugging_faces_defaults():
 def test_infini_attention_cannot_be_exported_as_plain_llama():
     with pytest.raises(ValueError, match="attention=infini"):
         hf.config_to_hf(small(attention="infini"))
-    assert hf.config_from_hf(hf.config_to_infini_llama(small(attention="infini"))) == small(
-        attention="infini"
-    )
+    assert hf.config_from_hf(
+        hf.config_to_infini_llama(small(attention="infini"))
+    ) == small(attention="infini")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,10 @@ def test_infini_attention_cannot_be_exported_as_plain_llama():
         ({"head_dim": 15}, "head_dim=15"),
         ({"hidden_act": "relu"}, "hidden_act='relu'"),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "rope_type='longrope'",
+        ),
     ],
 )
 def test_unsupported_settings_of_a_hugging_face_model_are_named(changes, words):
@@ -86,9 +94,13 @@ def test_scaled_rotary_positions_in_the_styles_of_transformers_4_and_5(kind):
     scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 64}
     if kind == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    values = hf.config_to_hf(small(rope_scaling=scaling, rope_theta=5e5, segment_length=64))
+    values = hf.config_to_hf(
+        small(rope_scaling=scaling, rope_theta=5e5, segment_length=64)
+    )
     five = {
-        name: value for name, value in values.items() if name not in ("rope_theta", "rope_scaling")
+        name: value
+        for name, value in values.items()
+        if name not in ("rope_theta", "rope_scaling")
     }
     four = {name: value for name, value in values.items() if name != "rope_parameters"}
     for style in (values, four, five):

@@ -53,14 +53,18 @@ def assert_equal(ours, theirs, length, tolerance):
     a, b = ours(ids), theirs(input_ids=ids, use_cache=False).logits
     assert relative(a, b) < tolerance
     for logits in (a, b):
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten()
+        ).backward()
     named = dict(theirs.named_parameters())
     assert named.keys() == dict(ours.named_parameters()).keys()
     for name, parameter in ours.named_parameters():
         assert relative(parameter.grad, named[name].grad) < tolerance, name
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)]
+)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_equals_transformers(kv_heads, tied, dtype, tolerance):
@@ -88,7 +92,10 @@ SCALINGS = {
         "beta_fast": 8.0,
         "beta_slow": 2.0,
     },
-    "yarn of a ramp before all frequencies": {"factor": 4.0, "original_max_position_embeddings": 1},
+    "yarn of a ramp before all frequencies": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 1,
+    },
     "yarn of a ramp after all frequencies": {
         "factor": 4.0,
         "original_max_position_embeddings": 10**8,
@@ -101,11 +108,15 @@ SCALINGS = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-6)]
+)
 @pytest.mark.parametrize("name", SCALINGS)
 def test_scaled_positions_equal_transformers(name, dtype, tolerance):
     scaling = {"rope_type": name.split()[0]} | SCALINGS[name]
-    settings = small(rope_scaling=scaling, rope_theta=500.0, initializer_range=0.1, hidden_size=64)
+    settings = small(
+        rope_scaling=scaling, rope_theta=500.0, initializer_range=0.1, hidden_size=64
+    )
     assert_equal(*pair(settings, dtype), length=33, tolerance=tolerance)
 
 
@@ -124,7 +135,10 @@ def test_other_activations_equal_transformers(hidden_act):
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "yarn", "factor": 2.0}, "original_max_position_embeddings"),
-        (SCALINGS["llama3"] | {"rope_type": "llama3", "low_freq_factor": 4.0}, "low_freq_factor"),
+        (
+            SCALINGS["llama3"] | {"rope_type": "llama3", "low_freq_factor": 4.0},
+            "low_freq_factor",
+        ),
         (
             SCALINGS["yarn"] | {"rope_type": "yarn", "beta_fast": 1, "beta_slow": 32},
             r"beta_fast=1\.0.*beta_slow=32\.0",
@@ -147,11 +161,16 @@ def test_equals_transformers_to_the_last_digits_of_fp64(monkeypatch):
 
     def norm(self, x):
         return (
-            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+            self.weight
+            * x
+            * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         )
 
     def tables(self, x, position_ids):
-        base, size = self.config.rope_parameters["rope_theta"], self.config.hidden_size // 4
+        base, size = (
+            self.config.rope_parameters["rope_theta"],
+            self.config.hidden_size // 4,
+        )
         frequencies = base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
         angles = (position_ids[..., None].double() * frequencies).repeat(1, 1, 2)
         return angles.cos(), angles.sin()

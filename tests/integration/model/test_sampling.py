@@ -19,7 +19,9 @@ def test_equals_transformers(seed):
     """Their processors in the order that their generate applies them."""
     torch.manual_seed(seed)
     logits, ids = torch.randn(1, 97) * 3, torch.randint(0, 97, (1, 20))
-    sampling = Sampling(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.3)
+    sampling = Sampling(
+        temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.3
+    )
     theirs = LogitsProcessorList(
         [
             RepetitionPenaltyLogitsProcessor(1.3),
@@ -71,19 +73,26 @@ def test_choices_follow_the_probabilities():
     logits, seen = torch.tensor([0.5, 0.3, 0.2]).log(), torch.zeros(3, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
     hot = Sampling(temperature=1.0)
-    drawn = torch.tensor([choose(logits, seen, hot, generator) for _ in range(4000)]).bincount(
-        minlength=3
-    )
+    drawn = torch.tensor(
+        [choose(logits, seen, hot, generator) for _ in range(4000)]
+    ).bincount(minlength=3)
     assert (drawn / 4000 - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
     assert choose(logits, seen, Sampling(), generator) == 0
-    assert {choose(logits, seen, Sampling(temperature=0.05), generator) for _ in range(50)} == {0}
+    assert {
+        choose(logits, seen, Sampling(temperature=0.05), generator) for _ in range(50)
+    } == {0}
 
 
 @pytest.mark.parametrize("temperature", [1e-38, 1e-45, 5e-324, 1e300])
 def test_temperatures_at_the_limits_of_floats(temperature):
     logits, seen = torch.tensor([-20.0, 30.0, 10.0]), torch.zeros(3, dtype=torch.bool)
     drawn = {
-        choose(logits, seen, Sampling(temperature=temperature), torch.Generator().manual_seed(seed))
+        choose(
+            logits,
+            seen,
+            Sampling(temperature=temperature),
+            torch.Generator().manual_seed(seed),
+        )
         for seed in range(50)
     }
     assert drawn == ({1} if temperature < 1 else {0, 1, 2})
@@ -94,7 +103,9 @@ def test_penalties_at_the_limits_of_floats(penalty):
     """The smallest makes a token that was seen infinitely likely, the largest impossible."""
     logits, seen = torch.tensor([2.0, 3.0, -1.0]), torch.tensor([True, False, True])
     sampling = Sampling(temperature=1e-3, repetition_penalty=penalty)
-    assert choose(logits, seen, sampling, torch.Generator()) == (0 if penalty < 1 else 1)
+    assert choose(logits, seen, sampling, torch.Generator()) == (
+        0 if penalty < 1 else 1
+    )
 
 
 def test_a_top_p_of_one_keeps_every_token():

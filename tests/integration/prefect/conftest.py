@@ -59,7 +59,9 @@ FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 def slow_settings(home: Path, **train: object) -> dict:
     """CONFIG with these keys of `train` and steps of a fifth of a second."""
     (home / "slow").mkdir()
-    path = inject(home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW).partition("=")[2]
+    path = inject(
+        home / "slow", "infini_llama.tasks.train.worker.trainer", SLOW
+    ).partition("=")[2]
     return CONFIG | {
         "train": CONFIG["train"] | train,
         "environment": CONFIG["environment"] | {"env": {"PYTHONPATH": path}},
@@ -128,10 +130,19 @@ class House:
         return self.processes[name]
 
     def begin_server(self) -> None:
-        python = (sys.executable, "-m", "prefect", "server", "start", "--port", str(self.port))
+        python = (
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--port",
+            str(self.port),
+        )
         process = self.begin("server", *python)
         self.wait(
-            lambda: self._answers() or process.poll() is not None, "the server does not answer"
+            lambda: self._answers() or process.poll() is not None,
+            "the server does not answer",
         )
 
     def _answers(self) -> bool:
@@ -144,8 +155,13 @@ class House:
         """Start `serve`, and wait until it takes runs."""
         log = self.home / "serve.log"
         before = log.read_text().count("ready;") if log.exists() else 0
-        self.begin("serve", COMMAND, "serve", str(self.config), *(options or ("--limit", "2")))
-        self.wait(lambda: log.read_text().count("ready;") > before, "the worker does not come up")
+        self.begin(
+            "serve", COMMAND, "serve", str(self.config), *(options or ("--limit", "2"))
+        )
+        self.wait(
+            lambda: log.read_text().count("ready;") > before,
+            "the worker does not come up",
+        )
 
     def end(self, name: str, number: signal.Signals = signal.SIGINT) -> None:
         process = self.processes.pop(name)
@@ -160,8 +176,16 @@ class House:
 
     def logs(self) -> list[str]:
         """The end of each; folders may come and go meanwhile."""
-        files = [Path(folder, name) for folder, _, names in os.walk(self.home) for name in names]
-        return [f"{log.name}:\n{log.read_text()[-3000:]}" for log in files if log.suffix == ".log"]
+        files = [
+            Path(folder, name)
+            for folder, _, names in os.walk(self.home)
+            for name in names
+        ]
+        return [
+            f"{log.name}:\n{log.read_text()[-3000:]}"
+            for log in files
+            if log.suffix == ".log"
+        ]
 
     def call(self, *command: str, folder: Path | None = None) -> str:
         """What a command prints in `folder`, by default home; it must exit with 0."""
@@ -206,7 +230,10 @@ class House:
         }
         related = [flow]
         for tag in tags:
-            resource = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
+            resource = {
+                "prefect.resource.id": f"prefect.tag.{tag}",
+                "prefect.resource.role": "tag",
+            }
             related.append(resource)
         event = {
             "id": str(uuid.uuid4()),
@@ -222,12 +249,15 @@ class House:
     def submit(self, name: str, *overrides: str) -> str:
         """Id of a new run of the deployment, with settings of its own."""
         config = load_config(self.config, [f"runtime.name={name}", *overrides])
-        return self.create_run(name=name, parameters=Deployment(name, config).parameters())
+        return self.create_run(
+            name=name, parameters=Deployment(name, config).parameters()
+        )
 
     def create_run(self, deployment: str | None = None, **fields: object) -> str:
         """Id of a new run of a deployment, by default that of the configuration."""
         return self.post(
-            f"deployments/{deployment or self.deployment()['id']}/create_flow_run", **fields
+            f"deployments/{deployment or self.deployment()['id']}/create_flow_run",
+            **fields,
         )["id"]
 
     def get(self, run: str) -> dict:
@@ -237,7 +267,9 @@ class House:
         return self.post("flow_runs/filter", **filters)
 
     def deployment(self) -> dict:
-        return httpx.get(f"{self.api}/deployments/name/pretrain/small", timeout=30).json()
+        return httpx.get(
+            f"{self.api}/deployments/name/pretrain/small", timeout=30
+        ).json()
 
     def artifacts(self, run: str) -> dict[str, dict]:
         """The newest of each key; what Prefect itself stores has none."""
@@ -261,7 +293,9 @@ class House:
 
     def tasks(self, run: str) -> list[str]:
         """State types of the run's tasks."""
-        tasks = self.post("task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}})
+        tasks = self.post(
+            "task_runs/filter", task_runs={}, flow_runs={"id": {"any_": [run]}}
+        )
         return [task["state_type"] for task in tasks]
 
     def wait_for(self, run: str, *states: str) -> dict:
@@ -317,7 +351,9 @@ class Served(House):
 
     def create_named(self, name: str, **changes: object) -> str:
         """Id of a new run with these values in its form."""
-        return self.create_run(name=name, parameters={"changes": {"name": name, **changes}})
+        return self.create_run(
+            name=name, parameters={"changes": {"name": name, **changes}}
+        )
 
     def retry(self, run: str) -> None:
         """As Retry on its page does."""
@@ -327,9 +363,9 @@ class Served(House):
     def headers(self) -> dict[str, str]:
         """With the token that the server asks for, as docs/prefect.md shows it."""
         self.wait(self._answers, "the server does not answer")
-        token = httpx.get(f"{self.api}/csrf-token", params={"client": "test"}, timeout=60).json()[
-            "token"
-        ]
+        token = httpx.get(
+            f"{self.api}/csrf-token", params={"client": "test"}, timeout=60
+        ).json()["token"]
         return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "test"}
 
     def get(self, run: str) -> dict:
@@ -368,7 +404,9 @@ def served_at(
 ) -> Iterator[Served]:
     """`serve` of a configuration small.yaml; nothing is left of it."""
     (home / "small.yaml").write_text(yaml.safe_dump(settings))
-    house = Served(home, home / "small.yaml", free_port(), "", variables=dict(environment or {}))
+    house = Served(
+        home, home / "small.yaml", free_port(), "", variables=dict(environment or {})
+    )
     try:
         house.serve()
         yield house
@@ -433,7 +471,11 @@ def server(request, tmp_path_factory) -> Iterator[House]:
         "global_batch_size": 4,
     }
     train |= {"micro_batch_size": 4, "eval_tokens": 60}
-    nightly = {"name": "nightly", "cron": "0 2 * * *", "overrides": ["runtime.name=nightly-{date}"]}
+    nightly = {
+        "name": "nightly",
+        "cron": "0 2 * * *",
+        "overrides": ["runtime.name=nightly-{date}"],
+    }
     weekly = {"name": "weekly", "cron": "0 3 * * 0", "timezone": "Europe/Berlin"}
     deployment = {"schedules": [nightly, weekly], "concurrency_limit": 1}
     settings = CONFIG | {"data": data, "train": train, "deployment": deployment}

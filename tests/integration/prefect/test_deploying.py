@@ -25,7 +25,13 @@ MOVED_BY_WORKERS = (
 
 def stored(server) -> dict[str, list[dict]]:
     """What the database holds of deployments, schedules, runs, automations, pools and limits, without what a worker's polling moves."""
-    tables = ("deployments", "flow_runs", "automations", "work_pools", "v2/concurrency_limits")
+    tables = (
+        "deployments",
+        "flow_runs",
+        "automations",
+        "work_pools",
+        "v2/concurrency_limits",
+    )
     content = {table: server.post(f"{table}/filter") for table in tables}
     for table, rows in content.items():
         for row in rows:
@@ -54,21 +60,26 @@ def overdue(server, days: int) -> list[str]:
         "end_time": now.isoformat(),
         "max_runs": 50,
     }
-    server.post(f"deployments/{server.deployment()['id']}/schedule", **span, min_runs=50)
+    server.post(
+        f"deployments/{server.deployment()['id']}/schedule", **span, min_runs=50
+    )
     late = server.runs(
         flow_runs={
             "expected_start_time": {"before_": now.isoformat()},
             "state": {"type": {"any_": ["SCHEDULED"]}},
         }
     )
-    return [run["id"] for run in sorted(late, key=lambda run: run["expected_start_time"])]
+    return [
+        run["id"] for run in sorted(late, key=lambda run: run["expected_start_time"])
+    ]
 
 
 def test_deploying_again_and_serving_again_change_nothing(server):
     server.ours("deploy", str(server.config), "--gpus", "2")
     switch(server, "nightly", False)
     server.wait(
-        lambda: len(server.runs()) >= 3, "the scheduler makes no runs of the weekly schedule"
+        lambda: len(server.runs()) >= 3,
+        "the scheduler makes no runs of the weekly schedule",
     )
     before = stored(server)
     server.ours("deploy", str(server.config), "--gpus", "2")
@@ -99,7 +110,9 @@ def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     server.config.write_text(yaml.safe_dump(settings))
     server.ours("deploy", str(server.config))
     nightly = schedules(server)["nightly"]
-    assert server.deployment()["parameters"]["config"]["train"]["learning_rate"] == 0.002
+    assert (
+        server.deployment()["parameters"]["config"]["train"]["learning_rate"] == 0.002
+    )
     assert server.deployment()["parameters"]["schedules"] == {
         "nightly": {"runtime": {"name": "nightly-{date}"}}
     }
@@ -126,15 +139,22 @@ def test_of_late_runs_the_newest_of_a_schedule_is_executed(server):
         server.wait_for(run, "COMPLETED", "CANCELLED", "FAILED", "CRASHED")["id"]: run
         for run in late
     }
-    assert [server.state(run) for run in final] == ["CANCELLED"] * (len(late) - 1) + ["COMPLETED"]
-    assert len(list((server.home / "runs").iterdir())) == 1, "only one of them has begun"
+    assert [server.state(run) for run in final] == ["CANCELLED"] * (len(late) - 1) + [
+        "COMPLETED"
+    ]
+    assert len(list((server.home / "runs").iterdir())) == 1, (
+        "only one of them has begun"
+    )
     earlier = overdue(server, 6)  # a worker may begin them after a later one
     assert len(earlier) >= 2
     for run in earlier:
-        assert server.wait_for(run, "COMPLETED", "CANCELLED")["state_type"] == "CANCELLED"
+        assert (
+            server.wait_for(run, "COMPLETED", "CANCELLED")["state_type"] == "CANCELLED"
+        )
     messages = [server.get(run)["state"]["message"] for run in [*late[:-1], *earlier]]
     assert all(
-        message.startswith("Skipped: the run of the same schedule") for message in messages
+        message.startswith("Skipped: the run of the same schedule")
+        for message in messages
     ), messages
 
 
@@ -142,17 +162,28 @@ def test_the_deployment_of_prefect_yaml_runs(server):
     """What the file says: test_deploy_files.py."""
     server.ours("deploy", str(server.config))  # the work pool
     file = ROOT / "deploy" / "prefect.yaml"
-    server.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
-    stored = httpx.get(f"{server.api}/deployments/name/pretrain/pretrain", timeout=30).json()
+    server.cli(
+        "--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT
+    )
+    stored = httpx.get(
+        f"{server.api}/deployments/name/pretrain/pretrain", timeout=30
+    ).json()
     sections = yaml.safe_load(server.config.read_text())
     del sections["deployment"]
     files = [str(server.home / "text" / "*.txt")]
-    short = {name: sections.get(part, {}).pop(key, None) for name, (part, key) in SHORT.items()}
-    changes = sections | {name: value for name, value in short.items() if value is not None}
+    short = {
+        name: sections.get(part, {}).pop(key, None)
+        for name, (part, key) in SHORT.items()
+    }
+    changes = sections | {
+        name: value for name, value in short.items() if value is not None
+    }
     changes |= {"name": "by-prefect-yaml", "files": files}
     if "serve" not in server.processes:
         server.begin_worker()
     run = server.create_run(stored["id"], parameters={"changes": changes})
     ended = server.wait_for(run, "COMPLETED", "FAILED", "CRASHED")
-    assert ended["state_type"] == "COMPLETED" and ended["name"] == "by-prefect-yaml", ended["state"]
+    assert ended["state_type"] == "COMPLETED" and ended["name"] == "by-prefect-yaml", (
+        ended["state"]
+    )
     assert (server.home / "runs/by-prefect-yaml/summary.json").exists()

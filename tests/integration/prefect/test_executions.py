@@ -40,7 +40,9 @@ def test_retry_within_a_second_of_crashed_is_not_undone(served):
     served.wait_for(run, "CRASHED")
     served.retry(run)
     served.wait_for_step("quick", 40)
-    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)[
+        "state"
+    ]
 
 
 def test_a_run_that_is_deleted_while_it_trains_saves_a_checkpoint_and_ends(served):
@@ -53,21 +55,29 @@ def test_a_run_that_is_deleted_while_it_trains_saves_a_checkpoint_and_ends(serve
     (attempt,) = served.attempts("deleted")
     assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
     log = served.home / "serve.log"
-    served.wait(lambda: f"{run} was deleted" in log.read_text(), "serve does not say so")
-    following = served.create_named("following", max_steps=10, train={"warmup_steps": 2})
+    served.wait(
+        lambda: f"{run} was deleted" in log.read_text(), "serve does not say so"
+    )
+    following = served.create_named(
+        "following", max_steps=10, train={"warmup_steps": 2}
+    )
     assert served.wait_for(following, *FINAL)["state_type"] == "COMPLETED"
 
 
 def test_a_name_with_the_time_is_kept_by_a_retry(served):
     run = served.create_named("named-{date}-{time}")
-    served.wait(lambda: served.get(run)["name"].startswith("named-2"), "the run was not named")
+    served.wait(
+        lambda: served.get(run)["name"].startswith("named-2"), "the run was not named"
+    )
     name = served.get(run)["name"]
     served.wait_for_step(name, 20)
     served.kill("flow")
     served.wait_for(run, "CRASHED")
     time.sleep(2)
     served.retry(run)
-    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)[
+        "state"
+    ]
     assert served.get(run)["name"] == name
     assert [attempt.from_step > 0 for attempt in served.attempts(name)] == [False, True]
     assert len(list((served.home / "runs").glob("named-*"))) == 1
@@ -95,7 +105,9 @@ def test_a_killed_run_is_crashed_by_the_next_command_on_its_database(served, tmp
         runs = {run["id"]: run["state_type"] for run in other.runs()}
         assert runs.pop(file.name) == "CRASHED"
         assert set(runs.values()) == {"COMPLETED"}
-        other.wait(lambda: set(other.states(file.name)) <= set(FINAL), "its tasks are Running")
+        other.wait(
+            lambda: set(other.states(file.name)) <= set(FINAL), "its tasks are Running"
+        )
     finally:
         other.end("serve")
 
@@ -118,4 +130,6 @@ def test_a_run_whose_deployment_is_deleted_completes(served):
     served.wait_for_step("undeployed", 20)
     address = f"{served.api}/deployments/{served.deployment()['id']}"
     httpx.delete(address, headers=served.headers(), timeout=60).raise_for_status()
-    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)["state"]
+    assert served.wait_for(run, *FINAL)["state_type"] == "COMPLETED", served.get(run)[
+        "state"
+    ]

@@ -18,12 +18,16 @@ FAULT = ONE_FAULT.format(before="")
 
 
 @pytest.mark.parametrize("by", ["page", "command"])
-def test_retry_of_a_failed_run_continues_from_its_checkpoint(house, request, tmp_path, by):
+def test_retry_of_a_failed_run_continues_from_its_checkpoint(
+    house, request, tmp_path, by
+):
     name = f"retried-by-{by}"
     browser = request.getfixturevalue("browser") if by == "page" else None
     fault = inject(tmp_path, "infini_llama.tasks.train.worker.trainer", FAULT)
     run = house.submit(name, "runtime.retries=0", fault)
-    assert house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
+    assert (
+        house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")["state_type"] == "FAILED"
+    )
     assert house.attempts(name)[0].kind == "failed"
     assert "training-small" in house.artifacts(run), "a failed run has its card too"
     if browser is None:
@@ -57,8 +61,9 @@ def test_cancel_leaves_a_checkpoint_the_state_and_nothing_running(house, request
     )
     assert not house.processes_of_run(name)
     (attempt,) = house.attempts(name)
-    assert attempt.kind == "preempted" and attempt.step == attempt.checkpoint_step == house.step(
-        name
+    assert (
+        attempt.kind == "preempted"
+        and attempt.step == attempt.checkpoint_step == house.step(name)
     )
 
 
@@ -77,7 +82,11 @@ def assert_continues(house, run: str, name: str) -> None:
 
 
 def workers(house) -> set[int]:
-    return {pid for pid, command in processes_of(house.marker).items() if "worker start" in command}
+    return {
+        pid
+        for pid, command in processes_of(house.marker).items()
+        if "worker start" in command
+    }
 
 
 @pytest.mark.parametrize("by", ["serve", "prefect"])
@@ -103,9 +112,11 @@ def test_a_run_resumed_while_it_ends_continues_and_the_worker_stays(house, by):
     house.wait_for_step(name, 20)
     house.suspend(run)
     house.wait(lambda: house.attempts(name), "training does not end")
-    assert [command for command in processes_of(house.marker).values() if ".engine" in command], (
-        "still ending"
-    )
+    assert [
+        command
+        for command in processes_of(house.marker).values()
+        if ".engine" in command
+    ], "still ending"
     assert_continues(house, run, name)
     assert workers(house) == before, "a worker has exited"
     if by == "prefect":
@@ -119,12 +130,19 @@ def test_a_suspended_run_ends_with_a_checkpoint_and_resumes(house):
     later = datetime.now(UTC) + timedelta(days=1)
     house.suspend(run)
     house.wait(lambda: not house.processes_of_run("suspended"), "its workers go on")
-    house.wait(lambda: house.attempts("suspended"), "how they ended is not written down")
+    house.wait(
+        lambda: house.attempts("suspended"), "how they ended is not written down"
+    )
     (attempt,) = house.attempts("suspended")
     assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
     assert house.state(run) == "PAUSED"
     house.wait(lambda: "RUNNING" not in house.tasks(run), "the task is left Running")
-    assert datetime.fromisoformat(house.get(run)["state"]["state_details"]["pause_timeout"]) > later
+    assert (
+        datetime.fromisoformat(
+            house.get(run)["state"]["state_details"]["pause_timeout"]
+        )
+        > later
+    )
     assert_continues(house, run, "suspended")
 
 
@@ -135,7 +153,9 @@ def test_ctrl_c_ends_everything_cancels_runs_and_pauses_nothing(house):
     assert house.state(run) == "CANCELLED"
     assert not house.processes_of_run("at-the-end")
     assert not [
-        command for command in processes_of(house.marker).values() if "worker start" in command
+        command
+        for command in processes_of(house.marker).values()
+        if "worker start" in command
     ]
     deployment = house.deployment()
     assert (
@@ -150,7 +170,11 @@ def test_a_silent_run_is_marked_as_crashed(house):
     run = house.submit("silent", *LONG)
     house.wait_for_step("silent", 20)
     # The machine is gone, as far as the server can tell.
-    flow = [pid for pid, command in processes_of(house.marker).items() if ".engine" in command]
+    flow = [
+        pid
+        for pid, command in processes_of(house.marker).items()
+        if ".engine" in command
+    ]
     for pid in flow:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -166,8 +190,12 @@ def test_a_silent_run_of_another_program_is_left_alone(house):
     house.call(sys.executable, "-c", DEPLOY, str(house.config), "35")
     flow = house.post("flows/", name="pretrain")["id"]
     running = {"type": "RUNNING", "name": "Running"}
-    other = house.post("flow_runs/", flow_id=flow, name="of-another", state=running)["id"]
-    ours = house.post("flow_runs/", flow_id=flow, tags=["infini-llama"], state=running)["id"]
+    other = house.post("flow_runs/", flow_id=flow, name="of-another", state=running)[
+        "id"
+    ]
+    ours = house.post("flow_runs/", flow_id=flow, tags=["infini-llama"], state=running)[
+        "id"
+    ]
     house.send_heartbeat(other)
     house.send_heartbeat(ours, "infini-llama")
     house.wait_for(ours, "CRASHED")
@@ -177,7 +205,8 @@ def test_a_silent_run_of_another_program_is_left_alone(house):
 
 
 @pytest.mark.parametrize(
-    "states", [("PENDING",), ("PENDING", "CANCELLING"), ("PENDING", "RUNNING", "CANCELLING")]
+    "states",
+    [("PENDING",), ("PENDING", "CANCELLING"), ("PENDING", "RUNNING", "CANCELLING")],
 )
 def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     """Its worker, on another machine, is gone: this machine has no process of it, and never had."""
@@ -186,7 +215,10 @@ def test_a_run_without_a_machine_ends_and_gives_its_slot_back(house, states):
     before = [one["active_slots"] for one in house.post(limit)]
     run = house.create_run(  # the tags of its deployment are added to these
         tags=["of-a-user"],
-        state={"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}},
+        state={
+            "type": "SCHEDULED",
+            "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"},
+        },
     )
     for state in states:
         house.post(f"flow_runs/{run}/set_state", state={"type": state})

@@ -101,7 +101,9 @@ def to_state(served: Served, state: str, name: str) -> str:
 
 def _fail(served: Served, run: str) -> None:
     kill(served, "rank")
-    served.wait(lambda: "AwaitingRetry" in task_states(served, run), "the task is not retried")
+    served.wait(
+        lambda: "AwaitingRetry" in task_states(served, run), "the task is not retried"
+    )
 
 
 def _suspend(served: Served, run: str, name: str) -> None:
@@ -132,7 +134,10 @@ def to_completed(served: Served, run: str) -> list[str]:
             served.post(f"flow_runs/{run}/resume")
         elif served.state(run) in ENDED:
             served.retry(run)
-        served.wait(lambda: served.state(run) not in (*ENDED, "PAUSED"), "it is not started again")
+        served.wait(
+            lambda: served.state(run) not in (*ENDED, "PAUSED"),
+            "it is not started again",
+        )
     raise AssertionError(f"{states}, then {served.get(run)['state']}")
 
 
@@ -142,7 +147,8 @@ def has_free_slot(served: Served) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("state", "part"), [(state, part) for state, parts in CELLS.items() for part in parts]
+    ("state", "part"),
+    [(state, part) for state, parts in CELLS.items() for part in parts],
 )
 def test_a_kill_costs_nothing_but_time(served, undisturbed, state, part):
     name = f"{state}-{part}"
@@ -154,5 +160,9 @@ def test_a_kill_costs_nothing_but_time(served, undisturbed, state, part):
     assert not served.processes_of_run(name)
     if state != "preprocess":
         assert weights(served, name) == undisturbed
-    if part in ("server", "worker", "torchrun") and state in ("scheduled", "pending", "training"):
+    if part in ("server", "worker", "torchrun") and state in (
+        "scheduled",
+        "pending",
+        "training",
+    ):
         assert states == ["COMPLETED"], "a person had to act"

@@ -16,7 +16,9 @@ from support.laboratory import inject
 
 ROOT = Path(__file__).parents[3]
 SECRET = "hunter2"
-FIELD = "document.querySelector('textarea')"  # the run's name, the first key of the form
+FIELD = (
+    "document.querySelector('textarea')"  # the run's name, the first key of the form
+)
 SAVE_BLOCK = "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('words', overwrite=True)"
 HAS_SECRET = """
 def change(module):
@@ -56,7 +58,9 @@ def deployed(server, tmp_path_factory):
     """The server with a deployment whose workers have a secret that is named by a block."""
     server.call(sys.executable, "-c", SAVE_BLOCK, SECRET)
     path = inject(
-        tmp_path_factory.mktemp("path"), "infini_llama.tasks.train.worker.trainer", HAS_SECRET
+        tmp_path_factory.mktemp("path"),
+        "infini_llama.tasks.train.worker.trainer",
+        HAS_SECRET,
     ).partition("=")[2]
     settings = yaml.safe_load(server.config.read_text())
     settings["environment"]["env"] = {
@@ -69,17 +73,29 @@ def deployed(server, tmp_path_factory):
     return server
 
 
-def test_the_form_starts_with_what_people_set_and_sends_what_is_filled_in(deployed, browser):
+def test_the_form_starts_with_what_people_set_and_sends_what_is_filled_in(
+    deployed, browser
+):
     """The form of the deployment in prefect.yaml, whose sections are folded."""
     file = ROOT / "deploy" / "prefect.yaml"
-    deployed.cli("--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT)
-    deployment = httpx.get(f"{deployed.api}/deployments/name/pretrain/pretrain", timeout=30).json()[
-        "id"
-    ]
+    deployed.cli(
+        "--no-prompt", "deploy", "--all", "--prefect-file", str(file), folder=ROOT
+    )
+    deployment = httpx.get(
+        f"{deployed.api}/deployments/name/pretrain/pretrain", timeout=30
+    ).json()["id"]
     browser.open(deployed.page(f"deployments/deployment/{deployment}/run"))
     browser.wait_for("learning_rate (Optional)")
     words = browser.text()
-    keys = ("name", "files", "hidden_size", "attention", "max_steps", "learning_rate", "device")
+    keys = (
+        "name",
+        "files",
+        "hidden_size",
+        "attention",
+        "max_steps",
+        "learning_rate",
+        "device",
+    )
     order = [*(f"{key} (Optional)" for key in keys), "As deployed", "Submit"]
     assert sorted(order, key=words.index) == order and "vocab_size" not in words
     tallest = browser.run(
@@ -93,7 +109,9 @@ def test_the_form_starts_with_what_people_set_and_sends_what_is_filled_in(deploy
     (run,) = deployed.runs(**wanted)
     httpx.delete(f"{deployed.api}/flow_runs/{run['id']}", timeout=30).raise_for_status()
     sent = run["parameters"]["changes"]
-    assert {name: value for name, value in sent.items() if value is not None} == {"name": "pressed"}
+    assert {name: value for name, value in sent.items() if value is not None} == {
+        "name": "pressed"
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,9 +127,13 @@ def test_the_form_starts_with_what_people_set_and_sends_what_is_filled_in(deploy
     ],
 )
 def test_a_wrong_value_is_refused_with_what_is_allowed(deployed, changes, words):
-    address = f"{deployed.api}/deployments/{deployed.deployment()['id']}/create_flow_run"
+    address = (
+        f"{deployed.api}/deployments/{deployed.deployment()['id']}/create_flow_run"
+    )
     answer = httpx.post(address, json={"parameters": {"changes": changes}}, timeout=30)
-    assert answer.status_code == 409 and all(word in answer.text for word in words), answer.text
+    assert answer.status_code == 409 and all(word in answer.text for word in words), (
+        answer.text
+    )
 
 
 def test_the_page_of_a_run_has_milestones_and_tags_but_no_secret(deployed):
@@ -122,7 +144,9 @@ def test_the_page_of_a_run_has_milestones_and_tags_but_no_secret(deployed):
         runs[name] = deployed.create_run(parameters={"changes": changes})
         ended = deployed.wait_for(runs[name], "COMPLETED", "FAILED", "CRASHED")
         assert ended["state_type"] == "COMPLETED", ended["state"]
-    logs = deployed.post("logs/filter", logs={"flow_run_id": {"any_": [runs["first"]]}}, limit=200)
+    logs = deployed.post(
+        "logs/filter", logs={"flow_run_id": {"any_": [runs["first"]]}}, limit=200
+    )
     text = "\n".join(line["message"] for line in logs)
     assert all(
         words in text
@@ -135,9 +159,16 @@ def test_the_page_of_a_run_has_milestones_and_tags_but_no_secret(deployed):
         )
     ), text
 
-    versions = deployed.post("artifacts/filter", artifacts={"key": {"any_": ["training-small"]}})
-    assert [any(name in one["description"] for one in versions) for name in runs] == [True, True]
-    tasks = deployed.post("task_runs/filter", task_runs={"flow_run_id": {"any_": [runs["second"]]}})
+    versions = deployed.post(
+        "artifacts/filter", artifacts={"key": {"any_": ["training-small"]}}
+    )
+    assert [any(name in one["description"] for one in versions) for name in runs] == [
+        True,
+        True,
+    ]
+    tasks = deployed.post(
+        "task_runs/filter", task_runs={"flow_run_id": {"any_": [runs["second"]]}}
+    )
     assert {"verify-data-second", "patch-environment-second", "train-second"} <= {
         one["name"] for one in tasks
     }
@@ -157,7 +188,8 @@ def test_the_page_of_a_run_has_milestones_and_tags_but_no_secret(deployed):
     assert not [
         path
         for path in written
-        if SECRET.encode() in path.read_bytes() and not path.name.startswith("prefect.db")
+        if SECRET.encode() in path.read_bytes()
+        and not path.name.startswith("prefect.db")
     ]
     assert SECRET not in json.dumps(run)
 
@@ -167,7 +199,9 @@ def test_a_notification_is_sent_for_ends(deployed):
 
     class Hook(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            received.append(
+                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            )
             self.send_response(200)
             self.end_headers()
 
@@ -190,7 +224,9 @@ def test_a_notification_is_sent_for_ends(deployed):
         assert len(known) == 1
         time.sleep(5)  # the server's trigger service reads the automation
         for state in ("COMPLETED", "FAILED", "CRASHED"):
-            run = deployed.create_run(state={"type": "PENDING"})  # which no worker takes up
+            run = deployed.create_run(
+                state={"type": "PENDING"}
+            )  # which no worker takes up
             state = {"type": state, "message": 'with "quotes"'}
             httpx.post(
                 f"{deployed.api}/flow_runs/{run}/set_state",
@@ -201,7 +237,9 @@ def test_a_notification_is_sent_for_ends(deployed):
             deployed.wait(lambda: len(received) >= 3, "no POST")
         hook.shutdown()
     texts = sorted(one["text"].split(": ", 1)[1] for one in received)
-    assert texts == [f'{name}. with "quotes"' for name in ("Completed", "Crashed", "Failed")]
+    assert texts == [
+        f'{name}. with "quotes"' for name in ("Completed", "Crashed", "Failed")
+    ]
 
 
 @pytest.mark.parametrize("server", ["sqlite", "postgres"], indirect=True)
@@ -211,8 +249,9 @@ def test_the_engine_consults_the_retry_policy_after_each_failure(server):
     assert found["state"] == "Failed"
     assert len(found["gaps"]) == 4, "two retries at each of two checkpoints"
     assert all(
-        gap >= delay for gap, delay in zip(found["gaps"], (1.5, 3.0, 1.5, 3.0), strict=True)
+        gap >= delay
+        for gap, delay in zip(found["gaps"], (1.5, 3.0, 1.5, 3.0), strict=True)
     ), found
-    assert found["gaps"][2] < found["gaps"][1] and found["gaps"][2] < found["gaps"][3], (
-        "a new checkpoint renews the delay"
-    )
+    assert (
+        found["gaps"][2] < found["gaps"][1] and found["gaps"][2] < found["gaps"][3]
+    ), "a new checkpoint renews the delay"

@@ -33,15 +33,19 @@ def test_a_run_trains_through_an_outage_and_keeps_its_slot(limited):
     time.sleep(OUTAGE)
     limited.begin_server()
     next_run = limited.submit("next")
-    time.sleep(120)  # in which the automation would act, and the worker take the next run
+    time.sleep(
+        120
+    )  # in which the automation would act, and the worker take the next run
     assert limited.state(run) == "RUNNING" and limited.state(next_run) == "SCHEDULED"
-    assert limited.processes_of_run("through").keys() == processes and not limited.attempts(
+    assert limited.processes_of_run(
         "through"
-    )
+    ).keys() == processes and not limited.attempts("through")
     limited.wait_for_step("through", limited.step("through") + 20)
     limited.cli("flow-run", "cancel", run)
     assert (
-        limited.wait_for(run, "CANCELLED", "FAILED", "CRASHED", "COMPLETED")["state_type"]
+        limited.wait_for(run, "CANCELLED", "FAILED", "CRASHED", "COMPLETED")[
+            "state_type"
+        ]
         == "CANCELLED"
     )
     limited.wait_for(next_run, "RUNNING")

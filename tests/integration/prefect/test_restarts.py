@@ -34,7 +34,9 @@ def served(tmp_path_factory) -> Iterator[Served]:
     with served_at(home, settings, PROXIES) as house:
         command = [sys.executable, "-c", DEPLOY, str(house.config), str(SILENT_FOR)]
         variables = {
-            name: value for name, value in house.environment().items() if name not in PROXIES
+            name: value
+            for name, value in house.environment().items()
+            if name not in PROXIES
         }
         variables["PREFECT_API_URL"] = house.api
         subprocess.run(command, env=variables, cwd=home, check=True, timeout=120)
@@ -68,7 +70,9 @@ def test_a_run_completes(served, moment):
         served.wait_for_step(moment, 20)
     restart(served)
     if moment == "training":
-        lease = served.get(run)["state"]["state_details"]["deployment_concurrency_lease_id"]
+        lease = served.get(run)["state"]["state_details"][
+            "deployment_concurrency_lease_id"
+        ]
         served.post(f"v2/concurrency_limits/leases/{lease}/renew", lease_duration=300)
     assert_at_rest(served, run, "COMPLETED")
 
@@ -105,7 +109,9 @@ def test_a_suspended_run_stays_suspended_and_resumes(served, moment):
 def test_a_failed_attempt_is_retried(served, moment):
     name = f"retried-{moment}"
     env = {"PYTHONPATH": str(served.home / "slow"), "FAULT": str(served.home / name)}
-    run = served.create_named(name, environment={"env": env}, runtime={"retry_delay": 15})
+    run = served.create_named(
+        name, environment={"env": env}, runtime={"retry_delay": 15}
+    )
     served.wait_for_step(name, 20)
     if moment == "before":
         restart(served)
@@ -163,13 +169,15 @@ def test_a_lease_outlives_its_server_and_the_slot_is_free_once_it_expires(served
         lease_duration=60,
     )
     restart(served)
-    served.post(f"v2/concurrency_limits/leases/{lease['lease_id']}/renew", lease_duration=60)
+    served.post(
+        f"v2/concurrency_limits/leases/{lease['lease_id']}/renew", lease_duration=60
+    )
     restart(served)
 
     def occupied() -> int:
-        return httpx.get(f"{served.api}/v2/concurrency_limits/test-slot", timeout=30).json()[
-            "active_slots"
-        ]
+        return httpx.get(
+            f"{served.api}/v2/concurrency_limits/test-slot", timeout=30
+        ).json()["active_slots"]
 
     assert occupied() == 1
     served.wait(lambda: occupied() == 0, "the slot of an expired lease is not free")

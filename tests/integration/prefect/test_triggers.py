@@ -14,18 +14,27 @@ def test_submit_in_a_browser_runs_and_logs_its_milestones(house, browser):
     browser.fill(FIELD, "pressed")
     browser.click("button", "Submit")
     house.wait(
-        lambda: house.runs(flow_runs={"name": {"any_": ["pressed"]}}), "no run of that name began"
+        lambda: house.runs(flow_runs={"name": {"any_": ["pressed"]}}),
+        "no run of that name began",
     )
     (run,) = house.runs(flow_runs={"name": {"any_": ["pressed"]}})
-    assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
+    assert (
+        house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"]
+        == "COMPLETED"
+    )
     cards = house.artifacts(run["id"])
-    assert set(cards) == {"dataset-small", "environment-small", "progress-small", "training-small"}
+    assert set(cards) == {
+        "dataset-small",
+        "environment-small",
+        "progress-small",
+        "training-small",
+    }
     assert cards["progress-small"]["data"] == 100
     browser.open(house.page(f"artifacts/artifact/{cards['training-small']['id']}"))
     browser.wait_for("Samples")
-    assert browser.run("document.querySelector('img[src^=data]').naturalWidth") == 960, (
-        "the curve is shown"
-    )
+    assert (
+        browser.run("document.querySelector('img[src^=data]').naturalWidth") == 960
+    ), "the curve is shown"
 
 
 def test_a_rule_between_keys_fails_the_run_with_its_sentence(house):
@@ -33,33 +42,44 @@ def test_a_rule_between_keys_fails_the_run_with_its_sentence(house):
     run = house.create_run(parameters={"changes": changes})
     ended = house.wait_for(run, "FAILED", "CRASHED", "COMPLETED")
     assert (
-        ended["state_type"] == "FAILED" and "train.global_batch_size=7" in ended["state"]["message"]
+        ended["state_type"] == "FAILED"
+        and "train.global_batch_size=7" in ended["state"]["message"]
     )
 
 
 def test_prefects_own_command_runs_it(house):
     changes = {"runtime": {"name": "commanded"}, "train": {"seed": 7}}  # as in a file
-    house.cli("deployment", "run", "pretrain/small", "-p", f"changes={json.dumps(changes)}")
+    house.cli(
+        "deployment", "run", "pretrain/small", "-p", f"changes={json.dumps(changes)}"
+    )
     (run,) = house.runs(
         flow_runs={"deployment_id": {"any_": [house.deployment()["id"]]}},
         sort="START_TIME_DESC",
         limit=1,
     )
-    assert house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"] == "COMPLETED"
+    assert (
+        house.wait_for(run["id"], "COMPLETED", "FAILED", "CRASHED")["state_type"]
+        == "COMPLETED"
+    )
     assert house.get(run["id"])["name"] == "commanded"
     assert "seed: 7" in (house.home / "runs/commanded/config.yaml").read_text()
 
 
 def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
     deployment = house.deployment()
-    (minute,) = [one for one in deployment["schedules"] if one["slug"] == "every-minute"]
+    (minute,) = [
+        one for one in deployment["schedules"] if one["slug"] == "every-minute"
+    ]
     address = f"{house.api}/deployments/{deployment['id']}/schedules/{minute['id']}"
     # Prefect 3.8 forgets a schedule's parameters where they are not sent along: as `prefect deployment schedule resume` does.
     httpx.patch(address, json={"active": True}, timeout=30).raise_for_status()
 
     def by_cron() -> list[dict]:
         return house.runs(
-            flow_runs={"name": {"like_": "by-cron-"}, "state": {"type": {"any_": ["COMPLETED"]}}}
+            flow_runs={
+                "name": {"like_": "by-cron-"},
+                "state": {"type": {"any_": ["COMPLETED"]}},
+            }
         )
 
     try:
@@ -69,5 +89,8 @@ def test_cron_runs_it_under_a_name_and_settings_of_its_own(house):
     run = by_cron()[0]
     assert run["auto_scheduled"]
     assert (
-        json.loads((house.home / "runs" / run["name"] / "summary.json").read_text())["steps"] == 20
+        json.loads((house.home / "runs" / run["name"] / "summary.json").read_text())[
+            "steps"
+        ]
+        == 20
     )

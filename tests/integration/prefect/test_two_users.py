@@ -76,7 +76,8 @@ while "PREFECT__FLOW_RUN_ID" in os.environ and not os.path.exists(os.environ["RE
 """
 # Steps of a fifth of a second until the file is there.
 SLOW_UNTIL = SLOW.replace(
-    "time.sleep(0.2)", 'time.sleep(0 if os.path.exists(os.environ["RELEASED"]) else 0.2)'
+    "time.sleep(0.2)",
+    'time.sleep(0 if os.path.exists(os.environ["RELEASED"]) else 0.2)',
 )
 
 
@@ -132,7 +133,10 @@ def run_of(house: House, flow: str, *states: str, **filters: object) -> str:
 def pending_run_of(house: House, deployment: str) -> str:
     """ID of a new run of a deployment, which a process is started for."""
     named = {"name": {"any_": [deployment]}}
-    house.wait(lambda: house.post("deployments/filter", deployments=named), "it is not deployed")
+    house.wait(
+        lambda: house.post("deployments/filter", deployments=named),
+        "it is not deployed",
+    )
     (deployed,) = house.post("deployments/filter", deployments=named)
     run = house.create_run(deployed["id"])
     house.wait_for(run, "PENDING")
@@ -143,7 +147,9 @@ def history(house: House, run: str) -> list[str]:
     """The types of all its states; those of a run that waits for its time are one."""
     query = {"flow_run_id": run}
     states = httpx.get(f"{house.api}/flow_run_states/", params=query, timeout=60).json()
-    types = [state["type"] for state in sorted(states, key=lambda state: state["timestamp"])]
+    types = [
+        state["type"] for state in sorted(states, key=lambda state: state["timestamp"])
+    ]
     return [new for old, new in zip(["", *types], types, strict=False) if new != old]
 
 
@@ -158,7 +164,9 @@ def house(tmp_path_factory) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def other(house) -> Iterator[Other]:
-    with tempfile.TemporaryDirectory(prefix="other-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="other-", ignore_cleanup_errors=True
+    ) as folder:
         Path(folder).chmod(0o777)
         other = Other(house, Path(os.path.realpath(folder)))
         yield other
@@ -208,10 +216,16 @@ def begin_our_flow(other: Other) -> dict[str, str]:
     other.begin("run", COMMAND, "run", config, "runtime.name=his")
     his = {"flow_runs": {"name": {"any_": ["his"]}}}
     runs = {run_of(house, "pretrain", "RUNNING", **his): "RUNNING"}
-    small = settings | {"train": settings["train"] | {"max_steps": 10, "eval_steps": 10}}
+    small = settings | {
+        "train": settings["train"] | {"max_steps": 10, "eval_steps": 10}
+    }
     file = other.write("deployed.yaml", yaml.safe_dump(small))
-    slow_machine = Path(other.write("slow-machine/sitecustomize.py", SLOW_MACHINE)).parent
-    path = os.pathsep.join([str(slow_machine), *filter(None, [os.environ.get("PYTHONPATH")])])
+    slow_machine = Path(
+        other.write("slow-machine/sitecustomize.py", SLOW_MACHINE)
+    ).parent
+    path = os.pathsep.join(
+        [str(slow_machine), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     subprocess.run(
         [*AS_NOBODY, COMMAND, "deploy", file],
         env=other.environment() | {"PYTHONPATH": path},
@@ -219,7 +233,15 @@ def begin_our_flow(other: Other) -> dict[str, str]:
         check=True,
         timeout=300,
     )
-    worker = (sys.executable, "-m", "prefect", "worker", "start", "--pool", "of-another")
+    worker = (
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        "of-another",
+    )
     other.begin("worker", *worker)
     return runs | {pending_run_of(house, "deployed"): "PENDING"}
 
@@ -257,7 +279,10 @@ def run_and_be_killed(house: House, name: str) -> None:
 def test_runs_of_another_user_are_left_alone(house, other):
     runs = begin_runs(other)
     histories = {run: history(house, run) for run in runs}
-    actions: list[Callable[[House, str], None]] = [serve_and_be_killed, run_and_be_killed]
+    actions: list[Callable[[House, str], None]] = [
+        serve_and_be_killed,
+        run_and_be_killed,
+    ]
     end = time.monotonic() + DURATION
     count = 0
     while time.monotonic() < end or count < len(actions):
@@ -267,8 +292,8 @@ def test_runs_of_another_user_are_left_alone(house, other):
     assert {run: history(house, run) for run in runs} == histories
     other.release()
     for run, state in runs.items():
-        assert house.wait_for(run, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")["state_type"] == (
-            "COMPLETED"
-        ), house.get(run)["state"]
+        assert house.wait_for(run, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")[
+            "state_type"
+        ] == ("COMPLETED"), house.get(run)["state"]
         since = ["COMPLETED"] if state == "RUNNING" else ["RUNNING", "COMPLETED"]
         assert history(house, run) == histories[run] + since

@@ -7,7 +7,9 @@ from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from support.browser import CHROMIUM, Browser
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="lays the page out: needs Chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="lays the page out: needs Chromium"
+)
 BEYOND = """[...document.querySelectorAll('td, th, svg, pre')].filter(one => one.offsetParent !== null &&
   (one.getBoundingClientRect().right > innerWidth + 1 || one.getBoundingClientRect().left < -1)).map(one => one.outerHTML)"""
 
@@ -15,9 +17,7 @@ BEYOND = """[...document.querySelectorAll('td, th, svg, pre')].filter(one => one
 @pytest.fixture
 def report(make_run):
     run = make_run(steps=40, finished=False)
-    message = (
-        f"rank 0: RuntimeError: the connection was closed (log: {run}/logs/attempt-03/rank-0.log)"
-    )
+    message = f"rank 0: RuntimeError: the connection was closed (log: {run}/logs/attempt-03/rank-0.log)"
     append_attempt(
         RunFolder(run),
         AttemptRecord(
@@ -41,4 +41,6 @@ def test_nothing_leaves_the_view(report, width, scheme):
         assert browser.run(BEYOND) == []
         assert browser.run("document.documentElement.scrollWidth") <= width
         ground = browser.run("getComputedStyle(document.body).backgroundColor")
-        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}[scheme]
+        assert (
+            ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}[scheme]
+        )

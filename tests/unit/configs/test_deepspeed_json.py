@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from infini_llama.configs.deepspeed import engine_settings, read_json, refuse_contradictions
+from infini_llama.configs.deepspeed import (
+    engine_settings,
+    read_json,
+    refuse_contradictions,
+)
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 
@@ -17,7 +21,9 @@ OF_THE_RUN = {
 
 
 def run(content: dict | str | None = None, **changes) -> TrainingConfig:
-    settings = {"parallel": "deepspeed", "deepspeed_config": content} | OF_THE_RUN | changes
+    settings = (
+        {"parallel": "deepspeed", "deepspeed_config": content} | OF_THE_RUN | changes
+    )
     return TrainingConfig(**settings)
 
 
@@ -35,7 +41,9 @@ def test_without_a_json_file_the_keys_of_the_run_are_used():
         "zero_optimization": {"stage": 2},
     }
     assert engine_settings(run(), 4, workers=4) == expected
-    assert engine_settings(run(zero_stage=3), 4, workers=4)["zero_optimization"] == {"stage": 3}
+    assert engine_settings(run(zero_stage=3), 4, workers=4)["zero_optimization"] == {
+        "stage": 3
+    }
 
 
 def test_an_ordinary_json_file_is_accepted(tmp_path):
@@ -52,7 +60,11 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
         "scheduler": "auto",
         "fp16": {"enabled": True, "loss_scale": "auto"},
         "bf16": {"enabled": False},
-        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto"},
+        "zero_optimization": {
+            "stage": 2,
+            "overlap_comm": True,
+            "reduce_bucket_size": "auto",
+        },
     }
     (tmp_path / "zero.json").write_text(json.dumps(content))
     train = run(str(tmp_path / "zero.json"))
@@ -60,19 +72,29 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
     made = engine_settings(train, 4, workers=4)
     assert made["zero_optimization"] == {"stage": 2, "overlap_comm": True}
     assert made["gradient_accumulation_steps"] == 4
-    assert not made.keys() & {"optimizer", "scheduler", "fp16", "bf16", "train_batch_size"}, (
-        "the run's own keys decide"
-    )
-    assert engine_settings(train, 2, workers=4)["train_micro_batch_size_per_gpu"] == 2, (
-        "after an out-of-memory error"
-    )
+    assert not made.keys() & {
+        "optimizer",
+        "scheduler",
+        "fp16",
+        "bf16",
+        "train_batch_size",
+    }, "the run's own keys decide"
+    assert (
+        engine_settings(train, 2, workers=4)["train_micro_batch_size_per_gpu"] == 2
+    ), "after an out-of-memory error"
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"train_batch_size": 32}, "train_batch_size=32, but train.global_batch_size is 64"),
-        ({"gradient_accumulation_steps": 1}, "global batch / (micro-batch x workers) is 4"),
+        (
+            {"train_batch_size": 32},
+            "train_batch_size=32, but train.global_batch_size is 64",
+        ),
+        (
+            {"gradient_accumulation_steps": 1},
+            "global batch / (micro-batch x workers) is 4",
+        ),
         ({"gradient_clipping": 0.5}, "train.max_grad_norm is 1.0"),
         (
             {"optimizer": {"type": "Lamb"}},
@@ -86,10 +108,19 @@ def test_an_ordinary_json_file_is_accepted(tmp_path):
             {"optimizer": {"params": {"freeze_step": 9}}},
             "optimizer.params.freeze_step is not known",
         ),
-        ({"fp16": {"enabled": True}}, "fp16.enabled=True, but environment.precision=fp16 is False"),
-        ({"fp16": {"initial_scale_power": 8, "enabled": False}}, "fp16.initial_scale_power"),
+        (
+            {"fp16": {"enabled": True}},
+            "fp16.enabled=True, but environment.precision=fp16 is False",
+        ),
+        (
+            {"fp16": {"initial_scale_power": 8, "enabled": False}},
+            "fp16.initial_scale_power",
+        ),
         ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type is not known"),
-        ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage=0 is not 1, 2 or 3"),
+        (
+            {"zero_optimization": {"stage": 0}},
+            "zero_optimization.stage=0 is not 1, 2 or 3",
+        ),
         (
             {"zero_optimization": {"offload_param": {"device": "nvme"}}},
             "zero_optimization.offload_param.device is not known",
@@ -105,7 +136,9 @@ def test_conflicting_and_unknown_settings_are_named(content, sentence):
 def test_every_contradiction_is_on_its_own_line():
     text = refused({"train_batch_size": 1, "bf16": {"enabled": True}}, zero_stage=3)
     assert len(text.splitlines()) == 3
-    assert "train.zero_stage is 3" in refused({"zero_optimization": {"stage": 1}}, zero_stage=3)
+    assert "train.zero_stage is 3" in refused(
+        {"zero_optimization": {"stage": 1}}, zero_stage=3
+    )
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "\xff"])

@@ -23,8 +23,12 @@ def write(tmp_path, text, name="run.yaml"):
 @pytest.mark.parametrize(
     "name", sorted(path.stem for path in Path(configs.__path__[0]).glob("*.yaml"))
 )
-def test_the_ready_configurations_are_valid_and_name_their_runs(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there is no configs/ folder, the packaged one is meant
+def test_the_ready_configurations_are_valid_and_name_their_runs(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(
+        tmp_path
+    )  # where there is no configs/ folder, the packaged one is meant
     assert load_config(f"configs/{name}.yaml").runtime.name == name
 
 
@@ -32,7 +36,11 @@ def test_overrides_win(tmp_path):
     path = write(tmp_path, "data: {source: python-stdlib}\ntrain: {max_steps: 200}\n")
     config = load_config(
         path,
-        ["train.max_steps=300", "environment.nproc_per_node=2", "data.tokenizer.vocab_size=500"],
+        [
+            "train.max_steps=300",
+            "environment.nproc_per_node=2",
+            "data.tokenizer.vocab_size=500",
+        ],
     )
     assert (
         config.train.max_steps,
@@ -54,7 +62,10 @@ def test_an_override_of_a_text_is_taken_as_written(tmp_path):
         "runtime.home='a b'",
     ]
     config = load_config(path, overrides)
-    assert (config.runtime.name, config.train.sample_prompts) == ("007", ["def f(a: int):"])
+    assert (config.runtime.name, config.train.sample_prompts) == (
+        "007",
+        ["def f(a: int):"],
+    )
     assert config.environment.env == {"N": "1"} and str(config.runtime.home) == "a b"
 
 
@@ -76,13 +87,23 @@ def test_an_override_of_a_text_is_taken_as_written(tmp_path):
 def test_an_override_of_a_text_or_null_is_taken_as_written_unless_it_is_null(
     tmp_path, written, value
 ):
-    path = write(tmp_path, "data: {source: huggingface, dataset: x, tokenizer: {eos: </s>}}\n")
-    keys = ["data.tokenizer.eos", "data.tokenizer.path", "data.dataset_config", "storage.mirror"]
+    path = write(
+        tmp_path, "data: {source: huggingface, dataset: x, tokenizer: {eos: </s>}}\n"
+    )
+    keys = [
+        "data.tokenizer.eos",
+        "data.tokenizer.path",
+        "data.dataset_config",
+        "storage.mirror",
+    ]
     config = load_config(path, [f"{key}={written}" for key in keys])
     tokenizer = config.data.tokenizer
-    assert [tokenizer.eos, tokenizer.path, config.data.dataset_config, config.storage.mirror] == [
-        value
-    ] * 4
+    assert [
+        tokenizer.eos,
+        tokenizer.path,
+        config.data.dataset_config,
+        config.storage.mirror,
+    ] == [value] * 4
 
 
 def test_an_override_changes_one_place_where_an_alias_shares_it(tmp_path):
@@ -101,28 +122,44 @@ def test_a_pipe_and_a_very_large_file_are_refused_at_once(tmp_path):
     with pytest.raises(ConfigError, match=r"pipe\.yaml"):
         load_config(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match=r"large\.yaml has 1,000,018 bytes"):
-        load_config(write(tmp_path, f"data: {{files: [{'a,' * 500_000}]}}\n", "large.yaml"))
+        load_config(
+            write(tmp_path, f"data: {{files: [{'a,' * 500_000}]}}\n", "large.yaml")
+        )
 
 
 def test_a_list_of_many_problems_is_cut(tmp_path):
     with pytest.raises(ConfigError) as raised:
         parse_config({"data": {"files": [1] * 5000}})
-    assert "5000 problems" in str(raised.value) and 50 < len(str(raised.value).splitlines()) < 60
+    assert (
+        "5000 problems" in str(raised.value)
+        and 50 < len(str(raised.value).splitlines()) < 60
+    )
 
 
 def test_a_bare_name_is_the_ready_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (
-        load_config("tiny").model.hidden_size == load_config("tiny.yaml").model.hidden_size == 192
+        load_config("tiny").model.hidden_size
+        == load_config("tiny.yaml").model.hidden_size
+        == 192
     )
-    write(tmp_path, "data: {source: python-stdlib}\nmodel: {hidden_size: 64}\n", "tiny.yaml")
-    assert load_config("tiny.yaml").model.hidden_size == 64, "a file that is here comes first"
+    write(
+        tmp_path,
+        "data: {source: python-stdlib}\nmodel: {hidden_size: 64}\n",
+        "tiny.yaml",
+    )
+    assert load_config("tiny.yaml").model.hidden_size == 64, (
+        "a file that is here comes first"
+    )
     with pytest.raises(ConfigError, match=r"tiny\.yaml"):
         load_config("elsewhere/tiny.yaml")
 
 
 def test_a_json_configuration_is_read(tmp_path):
-    assert load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name == "mine"
+    assert (
+        load_config(write(tmp_path, json.dumps(GOOD), "mine.json")).runtime.name
+        == "mine"
+    )
     with pytest.raises(ConfigError, match="line 1"):
         load_config(write(tmp_path, "{", "broken.json"))
     for digits in (str(2**63), "9" * 400, "9" * 5000):
@@ -163,7 +200,9 @@ def test_plain_values_are_what_they_look_like(tmp_path):
 
 def test_every_key_has_a_sentence_and_its_name_as_title():
     """Prefect's form and the reference show them."""
-    schemas = [section.model_json_schema() for section in (PipelineConfig, DeploymentConfig)]
+    schemas = [
+        section.model_json_schema() for section in (PipelineConfig, DeploymentConfig)
+    ]
     definitions = schemas[0]["$defs"] | schemas[1]["$defs"]
     sections = {"": schemas[0], "deployment": schemas[1], **definitions}
     for section, fields in sections.items():
@@ -172,12 +211,14 @@ def test_every_key_has_a_sentence_and_its_name_as_title():
                 field.get("description")
                 or sections[field["$ref"].rsplit("/", 1)[-1]]["description"]
             )
-            assert field.get("title", name) == name and described.endswith((".", ").")), (
-                f"{section}.{name}"
-            )
+            assert field.get("title", name) == name and described.endswith(
+                (".", ").")
+            ), f"{section}.{name}"
 
 
 def test_the_form_of_a_run_has_every_section_except_deployment():
     schema = PipelineConfig.model_json_schema()
-    assert set(schema["properties"]) == set(PipelineConfig.model_fields) - {"deployment"}
+    assert set(schema["properties"]) == set(PipelineConfig.model_fields) - {
+        "deployment"
+    }
     assert not {"DeploymentConfig", "ScheduleConfig"} & schema["$defs"].keys()

@@ -81,7 +81,11 @@ KEYS = {
         "num_workers": "",
     },
 }
-ALL = [(section, key, meant) for section, keys in KEYS.items() for key, meant in keys.items()]
+ALL = [
+    (section, key, meant)
+    for section, keys in KEYS.items()
+    for key, meant in keys.items()
+]
 OPTIONS = {
     "--config-file": "first argument",
     "--config": "first argument",
@@ -136,7 +140,8 @@ def test_each_name_of_the_field_is_a_key_or_suggests_one(section, key, meant):
         assert f"{section}.{key}" in all_keys()
         return
     _, problems = validate(
-        {"data": {"source": "python-stdlib"}} | {section: {"source": "python-stdlib", key: 1}}
+        {"data": {"source": "python-stdlib"}}
+        | {section: {"source": "python-stdlib", key: 1}}
     )
     (line,) = [line for line in problems if line.startswith(f"{section}.{key}:")]
     assert line.endswith(f"did you mean {meant}?")
@@ -168,7 +173,9 @@ def test_aliases_are_not_keys_and_map_to_keys():
     meant = {key for keys in other_names.KEYS.values() for key in keys.split(" or ")}
     assert meant <= all_keys().keys()
     assert not other_names.KEYS.keys() & (all_keys().keys() | leaves - {"checkpoint"})
-    assert other_names.nearest(("per-device-train-batch-size",)) == ("train.micro_batch_size",)
+    assert other_names.nearest(("per-device-train-batch-size",)) == (
+        "train.micro_batch_size",
+    )
 
 
 @pytest.mark.parametrize(

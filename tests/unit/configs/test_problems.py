@@ -13,7 +13,11 @@ from infini_llama.configs.loading import load_config, parse_config
 from infini_llama.configs.problems import shown
 from infini_llama.configs.schema import DeploymentConfig, PipelineConfig
 from infini_llama.configs.schema.section import readers_of
-from infini_llama.configs.schema.sources import PASSKEY_IN_FILES, TextConfig, keys_read_by
+from infini_llama.configs.schema.sources import (
+    PASSKEY_IN_FILES,
+    TextConfig,
+    keys_read_by,
+)
 
 GOOD = {"data": {"source": "python-stdlib"}}
 
@@ -53,7 +57,11 @@ def test_a_misspelt_key_does_not_hide_other_rules():
 def test_no_rule_is_reported_about_a_value_that_was_not_given():
     # The default of a key that is wrong would break these rules; the user never wrote it.
     assert (
-        len(message(GOOD | {"model": {"num_attention_heads": 0, "hidden_size": 190}}).splitlines())
+        len(
+            message(
+                GOOD | {"model": {"num_attention_heads": 0, "hidden_size": 190}}
+            ).splitlines()
+        )
         == 1
     )
     assert (
@@ -82,9 +90,15 @@ def test_no_rule_is_reported_about_a_value_that_was_not_given():
 )
 def test_what_is_frozen_leaves_something_to_train(attention, frozen, named):
     model = {"attention": attention, "num_hidden_layers": 4, "segment_length": 32}
-    mapping = GOOD | {"model": model, "train": {"init_from": "folder", "frozen_layers": frozen}}
+    mapping = GOOD | {
+        "model": model,
+        "train": {"init_from": "folder", "frozen_layers": frozen},
+    }
     if named:
-        assert "train.frozen_layers" in message(mapping) and len(message(mapping).splitlines()) == 1
+        assert (
+            "train.frozen_layers" in message(mapping)
+            and len(message(mapping).splitlines()) == 1
+        )
     else:
         parse_config(mapping)
 
@@ -92,12 +106,19 @@ def test_what_is_frozen_leaves_something_to_train(attention, frozen, named):
 @pytest.mark.parametrize("attention", ["softmax", "local"])
 def test_gates_are_not_counted_without_a_memory(attention):
     """As in the baseline of a model with a memory in its third layer alone."""
-    model, train = {"attention": attention, "num_hidden_layers": 3}, {"init_gate": [[1.0, -5.0]]}
-    assert parse_config(GOOD | {"model": model, "train": train}).train.init_gate == [[1.0, -5.0]]
+    model, train = (
+        {"attention": attention, "num_hidden_layers": 3},
+        {"init_gate": [[1.0, -5.0]]},
+    )
+    assert parse_config(GOOD | {"model": model, "train": train}).train.init_gate == [
+        [1.0, -5.0]
+    ]
 
 
 def test_every_item_of_a_list_or_table_is_named():
-    text = message({"data": {"files": ["a", 3, 4]}, "environment": {"env": {"9x": "b", "A": 1}}})
+    text = message(
+        {"data": {"files": ["a", 3, 4]}, "environment": {"env": {"9x": "b", "A": 1}}}
+    )
     assert "data.files.1: 3" in text and "data.files.2: 4" in text
     assert "environment.env.9x: " in text and "environment.env.A:" in text
 
@@ -107,7 +128,9 @@ def test_a_section_without_keys_is_no_problem():
     assert "train: 5 " in message(GOOD | {"train": 5})
 
 
-@pytest.mark.parametrize("key", [float("nan"), None, "", " ", "=", "\ud800", b"x", ("a", "b")])
+@pytest.mark.parametrize(
+    "key", [float("nan"), None, "", " ", "=", "\ud800", b"x", ("a", "b")]
+)
 def test_a_key_of_any_kind_is_unknown(key):
     for mapping in ({key: None}, {"verify": {key: None}}):
         text = message(GOOD | mapping)
@@ -126,9 +149,12 @@ def test_every_key_can_be_explained():
         assert re.match(r"(a|an|one|true|text|whole|auto|concat)\b", words(allowed)), (
             f"{key}: {words(allowed)}"
         )
-    schema = f"{PipelineConfig.model_json_schema()} {DeploymentConfig.model_json_schema()}"
+    schema = (
+        f"{PipelineConfig.model_json_schema()} {DeploymentConfig.model_json_schema()}"
+    )
     assert all(
-        repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]") for pattern in PATTERNS
+        repr(pattern)[1:-1] in schema or pattern.startswith("^[A-Za-z_]")
+        for pattern in PATTERNS
     )
 
 
@@ -158,7 +184,8 @@ leaves = st.one_of(
 anything = st.recursive(
     leaves,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(leaves.filter(bool), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(leaves.filter(bool), inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -170,14 +197,20 @@ KEYS = (
 section = st.one_of(
     anything,
     st.dictionaries(
-        KEYS, st.one_of(anything, st.dictionaries(KEYS, anything, max_size=2)), max_size=4
+        KEYS,
+        st.one_of(anything, st.dictionaries(KEYS, anything, max_size=2)),
+        max_size=4,
     ),
 )
 SECTIONS = [key for key in all_keys() if "." not in key]
 
 
 @settings(max_examples=60)
-@given(mapping=st.dictionaries(st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4))
+@given(
+    mapping=st.dictionaries(
+        st.sampled_from([*SECTIONS, "oops"]) | KEYS, section, max_size=4
+    )
+)
 def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
     try:
         assert isinstance(parse_config(mapping), PipelineConfig)
@@ -192,7 +225,12 @@ def test_any_mapping_is_valid_or_its_errors_name_a_key(mapping):
 
 
 @pytest.mark.parametrize(
-    "value", [{"DBPASSWORD": "hunter2\0"}, {"DBPASSWORD": ["hunter2"]}, {"9": "hunter2", "A": 1}]
+    "value",
+    [
+        {"DBPASSWORD": "hunter2\0"},
+        {"DBPASSWORD": ["hunter2"]},
+        {"9": "hunter2", "A": 1},
+    ],
 )
 def test_a_problem_of_an_environment_variable_does_not_show_its_value(value):
     text = message(GOOD | {"environment": {"env": value}})
@@ -239,7 +277,8 @@ def test_held_out_text_that_the_source_does_not_read_is_refused(text, other):
         line = message({"data": data})
         assert (
             f"{key}=" in line
-            and f"is not read with {'data.' if data is text else ''}source={source}; " in line
+            and f"is not read with {'data.' if data is text else ''}source={source}; "
+            in line
         )
         assert line.endswith(other)
 
@@ -254,15 +293,22 @@ def test_held_out_text_that_the_source_does_not_read_is_refused(text, other):
     ],
 )
 def test_a_key_of_another_source_is_refused_by_name(source, keys):
-    given = {"files": {"files": ["a.txt"]}, "huggingface": {"dataset": "x"}}.get(source, {})
+    given = {"files": {"files": ["a.txt"]}, "huggingface": {"dataset": "x"}}.get(
+        source, {}
+    )
     for key, value in keys.items():
         line = message({"data": given | {"source": source, key: value}})
-        assert f"data.{key}={value!r} is not read with data.source={source}; remove it" in line
+        assert (
+            f"data.{key}={value!r} is not read with data.source={source}; remove it"
+            in line
+        )
 
 
 def test_every_source_reads_a_key_and_every_reader_is_a_source():
     choices = get_args(TextConfig.model_fields["source"].annotation)
-    named = {reader for readers in readers_of(TextConfig).values() for reader in readers}
+    named = {
+        reader for readers in readers_of(TextConfig).values() for reader in readers
+    }
     assert named - {PASSKEY_IN_FILES} == set(choices)
     assert keys_read_by("passkey", "files") - keys_read_by("passkey") == {
         "files",
@@ -276,7 +322,9 @@ def test_an_override_of_the_source_drops_the_keys_of_the_former_one(tmp_path, ca
     file.write_text("data: {files: [a.txt], text_column: body, min_length: 3}")
     data = load_config(file, ["data.source=passkey"]).data
     assert (data.files, data.text_column, data.min_length) == ([], "text", 3)
-    assert "not read with data.source=passkey: data.files, data.text_column" in caplog.text
+    assert (
+        "not read with data.source=passkey: data.files, data.text_column" in caplog.text
+    )
     caplog.clear()
     filler = ["data.source=passkey", "data.passkey.filler=files"]
     assert load_config(file, filler).data.files == ["a.txt"] and not caplog.text

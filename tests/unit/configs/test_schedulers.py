@@ -19,7 +19,13 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
 
 def place(variables: dict, **settings):
     found = with_scheduler(EnvironmentConfig(**settings), variables)
-    return found.nnodes, found.node_rank, found.master_addr, found.master_port, found.nproc_per_node
+    return (
+        found.nnodes,
+        found.node_rank,
+        found.master_addr,
+        found.master_port,
+        found.nproc_per_node,
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +33,11 @@ def place(variables: dict, **settings):
     [
         ({}, {}, (1, "auto", "auto", "auto", "auto")),
         (TRAINJOB, {}, (4, 3, "run-node-0-0.run", 29400, 8)),
-        (TRAINJOB | {"PET_NPROC_PER_NODE": "auto"}, {}, (4, 3, "run-node-0-0.run", 29400, "auto")),
+        (
+            TRAINJOB | {"PET_NPROC_PER_NODE": "auto"},
+            {},
+            (4, 3, "run-node-0-0.run", 29400, "auto"),
+        ),
         (
             TRAINJOB,
             {"nproc_per_node": 2, "node_rank": 0, "master_port": 1234},
@@ -40,7 +50,11 @@ def place(variables: dict, **settings):
         ),
         ({"JOB_COMPLETION_INDEX": "1"}, {"nnodes": 2}, (2, 1, "auto", "auto", "auto")),
         ({"JOB_COMPLETION_INDEX": "1"}, {}, (1, "auto", "auto", "auto", "auto")),
-        ({"NODE_RANK": "1", "MASTER_ADDR": "head"}, {"nnodes": 2}, (2, 1, "head", "auto", "auto")),
+        (
+            {"NODE_RANK": "1", "MASTER_ADDR": "head"},
+            {"nnodes": 2},
+            (2, 1, "head", "auto", "auto"),
+        ),
         (STEP, {}, (2, 1, "auto", "auto", "auto")),
         (
             {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "0"},
@@ -81,7 +95,11 @@ def test_a_contradiction_is_refused(variables, settings, words):
     [
         {"nnodes": 2},
         {"nnodes": 2, "master_addr": "node-0.cluster", "master_port": 29500},
-        {"nnodes": 2, "launcher": "srun", "srun_options": ["--partition=gpu", "--exclusive"]},
+        {
+            "nnodes": 2,
+            "launcher": "srun",
+            "srun_options": ["--partition=gpu", "--exclusive"],
+        },
     ],
 )
 def test_settings_of_several_nodes_are_accepted(environment):
@@ -98,7 +116,9 @@ def test_settings_of_several_nodes_are_accepted(environment):
         ({"MPI_LOCALNRANKS": "2", "PMI_SIZE": "2"}, "mpiexec"),
     ],
 )
-def test_a_command_that_is_started_several_times_on_a_node_is_refused(variables, launcher):
+def test_a_command_that_is_started_several_times_on_a_node_is_refused(
+    variables, launcher
+):
     with pytest.raises(ConfigError, match=rf"^{launcher} has started .* start it once"):
         refuse_several_on_a_node(variables)
 
@@ -108,7 +128,11 @@ def test_a_command_that_is_started_several_times_on_a_node_is_refused(variables,
     [
         {},
         {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"},  # one per node
-        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_NNODES": "1"},  # a batch script
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "8",
+            "SLURM_NNODES": "1",
+        },  # a batch script
         {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"},
         TRAINJOB,
     ],

@@ -4,7 +4,13 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
-from infini_llama.configs.secrets import masked, refuse_secrets, restored, withheld, without_secrets
+from infini_llama.configs.secrets import (
+    masked,
+    refuse_secrets,
+    restored,
+    withheld,
+    without_secrets,
+)
 
 SECRETS = [
     "HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "PGPASSWORD", "DBPASSWORD", "OPENAI_APIKEY",
@@ -36,7 +42,9 @@ ENV = {"DBPASSWORD": "hunter2", "NCCL_DEBUG": "INFO"}
 
 
 def test_secrets_are_hidden_from_prefect_and_restored_in_the_flow():
-    config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
+    config = parse_config(
+        {"data": {"source": "python-stdlib"}, "environment": {"env": ENV}}
+    )
     with withheld(config) as shown:
         assert shown.environment.env == {"NCCL_DEBUG": "INFO"}
         assert shown.model_copy(update={"environment": config.environment}) == config, (
@@ -47,7 +55,9 @@ def test_secrets_are_hidden_from_prefect_and_restored_in_the_flow():
 
 
 def test_a_run_without_its_secrets_is_refused_in_another_process():
-    config = parse_config({"data": {"source": "python-stdlib"}, "environment": {"env": ENV}})
+    config = parse_config(
+        {"data": {"source": "python-stdlib"}, "environment": {"env": ENV}}
+    )
     with pytest.raises(ConfigError) as refused:
         refuse_secrets(config)
     assert "environment.env.DBPASSWORD" in str(refused.value) and "hunter2" not in str(
@@ -55,7 +65,10 @@ def test_a_run_without_its_secrets_is_refused_in_another_process():
     )
     refuse_secrets(
         parse_config(
-            {"data": {"source": "python-stdlib"}, "environment": {"env": {"NCCL_DEBUG": "INFO"}}}
+            {
+                "data": {"source": "python-stdlib"},
+                "environment": {"env": {"NCCL_DEBUG": "INFO"}},
+            }
         )
     )
 
@@ -66,7 +79,11 @@ def test_a_run_without_its_secrets_is_refused_in_another_process():
         ("data.files", {"data": {"files": ["a/*.txt", "ftp://me:hunter2@host/*.txt"]}}),
         (
             "data.sources",
-            {"data": {"sources": [{"name": "a", "files": ["sftp://me:hunter2@host:22/x"]}]}},
+            {
+                "data": {
+                    "sources": [{"name": "a", "files": ["sftp://me:hunter2@host:22/x"]}]
+                }
+            },
         ),
         (
             "storage.mirror",
@@ -81,7 +98,8 @@ def test_passwords_in_urls_are_refused_where_prefect_would_store_them(key, secti
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://me@host/x.txt", "https://host:8080/a@b.txt?sig=x", "s3://bucket/x:y@z.txt"]
+    "url",
+    ["ftp://me@host/x.txt", "https://host:8080/a@b.txt?sig=x", "s3://bucket/x:y@z.txt"],
 )
 def test_urls_without_a_password_are_not_refused(url):
     refuse_secrets(parse_config({"data": {"files": [url]}}))

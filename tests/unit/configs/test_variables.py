@@ -83,7 +83,14 @@ def test_a_variable_that_does_not_exist_is_refused_by_the_name_of_its_key(path):
             filled({"data": TEXT} | section)
     with pytest.raises(ConfigError, match=r"^data\.sources\.1\.files="):
         filled(
-            {"data": {"sources": [{"name": "a", "files": ["a"]}, {"name": "b", "files": [path]}]}}
+            {
+                "data": {
+                    "sources": [
+                        {"name": "a", "files": ["a"]},
+                        {"name": "b", "files": [path]},
+                    ]
+                }
+            }
         )
 
 

@@ -26,7 +26,9 @@ def home(request, tmp_path):
 def test_a_home_that_is_a_file_is_a_wrong_setting(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"runtime\.home"):
         config_of_run(
-            parse_config({"data": {"source": "python-stdlib"}, "runtime": {"home": home}})
+            parse_config(
+                {"data": {"source": "python-stdlib"}, "runtime": {"home": home}}
+            )
         )
     monkeypatch.setenv("INFINI_LLAMA_HOME", home)
     with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
@@ -44,7 +46,12 @@ def test_a_broken_link_or_a_file_in_the_place_of_a_folder_is_a_wrong_setting(
     (tmp_path / "my.yaml").write_text(f"data: {{files: [{tmp_path / 'text.txt'}]}}")
     assert (
         main(
-            ["preprocess", str(tmp_path / "my.yaml"), f"runtime.home={tmp_path / 'home'}", "--json"]
+            [
+                "preprocess",
+                str(tmp_path / "my.yaml"),
+                f"runtime.home={tmp_path / 'home'}",
+                "--json",
+            ]
         )
         == 64
     )
@@ -75,7 +82,9 @@ def test_latest_is_the_dataset_that_was_used_last_where_no_link_could_be_made(
 
 
 def test_a_run_name_contains_the_time_in_the_zone_of_the_schedule():
-    due = datetime(2026, 11, 21, 23, 30, 5, tzinfo=UTC).astimezone(timezone(timedelta(hours=9)))
+    due = datetime(2026, 11, 21, 23, 30, 5, tzinfo=UTC).astimezone(
+        timezone(timedelta(hours=9))
+    )
     assert run_name("nightly-{date}-{time}", due) == "nightly-2026-11-22-083005"
     assert run_name("plain", due) == "plain"
 
@@ -103,13 +112,21 @@ def test_a_command_gives_its_run_one_time_however_often_it_needs_the_name(
         "runtime": {"name": "a-{time}", "home": str(tmp_path)},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["run", str(tmp_path / "config.json"), "--no-prefect"]) == ConfigError.exit_code
+    assert (
+        main(["run", str(tmp_path / "config.json"), "--no-prefect"])
+        == ConfigError.exit_code
+    )
     assert "the run is a-120001" in capsys.readouterr().err
 
 
-def test_the_settings_of_a_run_hold_no_deployment_and_absolute_paths(tmp_path, monkeypatch):
+def test_the_settings_of_a_run_hold_no_deployment_and_absolute_paths(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    config = {"data": {"source": "python-stdlib"}, "runtime": {"name": "a-{date}", "home": "here"}}
+    config = {
+        "data": {"source": "python-stdlib"},
+        "runtime": {"name": "a-{date}", "home": "here"},
+    }
     offered = {"deployment": {"concurrency_limit": 2}}
     settings = config_of_run(parse_config(config | offered), datetime(2026, 1, 2, 12))
     assert (settings.runtime.name, settings.runtime.home) == (
@@ -117,7 +134,10 @@ def test_the_settings_of_a_run_hold_no_deployment_and_absolute_paths(tmp_path, m
         Path(tmp_path, "here"),
     )
     assert settings.deployment == DeploymentConfig()
-    for resume, absolute in (("best", "best"), ("a/latest", str(tmp_path / "a/latest"))):
+    for resume, absolute in (
+        ("best", "best"),
+        ("a/latest", str(tmp_path / "a/latest")),
+    ):
         followed = parse_config(
             {"data": config["data"], "runtime": {"home": "here", "resume": resume}}
         )
@@ -130,9 +150,16 @@ def test_a_tilde_is_the_users_home_folder(tmp_path, monkeypatch):
     runtime = config_of_run(
         parse_config(data | {"runtime": {"home": "~/mine", "resume": "~/checkpoint"}})
     ).runtime
-    assert (runtime.home, runtime.resume) == (tmp_path / "mine", str(tmp_path / "checkpoint"))
+    assert (runtime.home, runtime.resume) == (
+        tmp_path / "mine",
+        str(tmp_path / "checkpoint"),
+    )
     monkeypatch.setenv("INFINI_LLAMA_HOME", "~/other")
-    assert home_folder() == config_of_run(parse_config(data)).runtime.home == tmp_path / "other"
+    assert (
+        home_folder()
+        == config_of_run(parse_config(data)).runtime.home
+        == tmp_path / "other"
+    )
     monkeypatch.setenv("INFINI_LLAMA_HOME", "~no-such-user/other")
     with pytest.raises(ConfigError, match="INFINI_LLAMA_HOME"):
         home_folder()
@@ -167,5 +194,7 @@ def test_a_batch_that_does_not_fit_the_nodes_of_the_scheduler_is_named(monkeypat
         "train": {"global_batch_size": 8, "micro_batch_size": 8},
         "environment": {"nproc_per_node": 1},
     }
-    with pytest.raises(ConfigError, match=r"scheduler.*train\.global_batch_size=8.*nnodes=2"):
+    with pytest.raises(
+        ConfigError, match=r"scheduler.*train\.global_batch_size=8.*nnodes=2"
+    ):
         config_of_run(parse_config(sections))

@@ -80,7 +80,10 @@ def test_a_finished_command_that_a_job_executes_again_is_a_new_start(config, tmp
 
 
 def test_jobs_of_two_clusters_with_one_number_are_two_starts(config):
-    names = {name_of(config, of_job("7") | {"SLURM_CLUSTER_NAME": name}) for name in ("a", "b")}
+    names = {
+        name_of(config, of_job("7") | {"SLURM_CLUSTER_NAME": name})
+        for name in ("a", "b")
+    }
     assert names == {FIRST, f"{FIRST}-2"}
 
 
@@ -102,7 +105,9 @@ def test_two_starts_of_one_second_have_a_folder_each(config, tmp_path, caplog):
 def test_a_name_that_is_written_out_is_shared_by_all_starts(config, tmp_path):
     runtime = {"name": "train", "home": str(tmp_path)}
     config = parse_config({"data": {"source": "python-stdlib"}, "runtime": runtime})
-    assert {name_of(config, variables) for variables in ({}, {}, of_job("7"))} == {"train"}
+    assert {name_of(config, variables) for variables in ({}, {}, of_job("7"))} == {
+        "train"
+    }
     assert not (tmp_path / "starts").exists()
 
 

@@ -35,11 +35,15 @@ def model_of(kind):
 @pytest.fixture(params=["document by document", "mask"])
 def way(request, monkeypatch):
     """Both ways of a CPU."""
-    monkeypatch.setattr(backends, "LONG", 0 if request.param == "document by document" else 10**9)
+    monkeypatch.setattr(
+        backends, "LONG", 0 if request.param == "document by document" else 10**9
+    )
 
 
 def test_positions_restart_per_document():
-    documents = torch.tensor([[4, 4, 4, 2, 2, 7, PADDING, PADDING], [0, 0, 0, 0, 0, 0, 0, 0]])
+    documents = torch.tensor(
+        [[4, 4, 4, 2, 2, 7, PADDING, PADDING], [0, 0, 0, 0, 0, 0, 0, 0]]
+    )
     assert positions(documents).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1], list(range(8))]
 
 
@@ -52,17 +56,26 @@ def test_softmax_of_packed_documents_equals_each_document_by_itself():
     for row in range(2):
         for document in range(4):
             single = documents[row] == document
-            assert largest(packed[row, single], model(ids[row : row + 1, single])[0]) < 1e-12
+            assert (
+                largest(packed[row, single], model(ids[row : row + 1, single])[0])
+                < 1e-12
+            )
     model.loss(ids, labels, documents)[0].backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     for row in range(2):
         for document in range(4):
             single = documents[row] == document
-            model.loss(ids[row : row + 1, single], labels[row : row + 1, single])[0].backward()
+            model.loss(ids[row : row + 1, single], labels[row : row + 1, single])[
+                0
+            ].backward()
     for name, parameter in model.named_parameters():
         packed, single = gradients[name], parameter.grad
-        assert packed is not None and single is not None and relative(packed, single) < 1e-11, name
+        assert (
+            packed is not None
+            and single is not None
+            and relative(packed, single) < 1e-11
+        ), name
 
 
 @pytest.mark.usefixtures("way")
@@ -82,7 +95,11 @@ def test_an_edited_document_changes_nothing_in_the_others(kind, edited):
     labels = torch.where(documents != edited, before, -100)
     model.loss(after, labels, documents)[0].backward()
     gradient = model.model.embed_tokens.weight.grad
-    assert gradient is not None and (gradient[0] == 0).all() and gradient.abs().max() > 1e-6
+    assert (
+        gradient is not None
+        and (gradient[0] == 0).all()
+        and gradient.abs().max() > 1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,23 +150,31 @@ def test_blocks_of_queries_equal_sdpa(packed, heads, kv_heads, length, keep):
         for h in (heads, kv_heads, kv_heads)
     )
     third = [0] * (length // 3)
-    rows = [third + [1] * 3 + [2] * (length - len(third) - 3), [5] * (length - 1) + [PADDING]]
+    rows = [
+        third + [1] * 3 + [2] * (length - len(third) - 3),
+        [5] * (length - 1) + [PADDING],
+    ]
     documents = torch.tensor(rows) if packed else None
     weights = torch.randn(2, heads, length, 16, dtype=torch.float64)
     found = causal_attention(q, k, v, documents, "blocked", keep_weights=keep)
     expected = causal_attention(q, k, v, documents)
     assert largest(found, expected) < 1e-12
     gradients = [
-        torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)
+        torch.autograd.grad((output * weights).sum(), (q, k, v))
+        for output in (found, expected)
     ]
     for gradient, other in zip(*gradients, strict=True):
         assert largest(gradient, other) < 1e-11
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("earlier", [None, [[69, 69, 69], [5, 0, 0]], [[0, 0, 0], [65, 0, 0]]])
+@pytest.mark.parametrize(
+    "earlier", [None, [[69, 69, 69], [5, 0, 0]], [[0, 0, 0], [65, 0, 0]]]
+)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (1, 1)])
-def test_blocks_of_queries_that_see_earlier_tokens_equal_sdpa(heads, kv_heads, earlier, keep):
+def test_blocks_of_queries_that_see_earlier_tokens_equal_sdpa(
+    heads, kv_heads, earlier, keep
+):
     """Of 69 tokens before, each document sees the last ones, or without documents all see all."""
     size = (20, 70, 40)
     q, k, v = (
@@ -157,14 +182,20 @@ def test_blocks_of_queries_that_see_earlier_tokens_equal_sdpa(heads, kv_heads, e
         for h, length in ((heads, 130), (kv_heads, 199), (kv_heads, 199))
     )
     rows = [
-        [number for number, length in zip(numbers, size, strict=True) for _ in range(length)]
+        [
+            number
+            for number, length in zip(numbers, size, strict=True)
+            for _ in range(length)
+        ]
         for numbers in (((0, 0, 0), (5, 6, PADDING)), earlier or ())
         for numbers in numbers
     ]
     documents = torch.tensor(rows[:2]) if earlier else None
     seen = torch.tensor(rows[2:]) if earlier else None
     weights = torch.randn(2, heads, 130, 16, dtype=torch.float64)
-    found = causal_attention(q, k, v, documents, "blocked", keep_weights=keep, earlier=seen)
+    found = causal_attention(
+        q, k, v, documents, "blocked", keep_weights=keep, earlier=seen
+    )
     expected = causal_attention(q, k, v, documents, earlier=seen)
     every = k.repeat_interleave(heads // kv_heads, 1)
     scores = (q @ every.mT / 4).masked_fill(
@@ -175,7 +206,8 @@ def test_blocks_of_queries_that_see_earlier_tokens_equal_sdpa(heads, kv_heads, e
         assert largest(expected, plain) < 1e-12
     assert largest(found, expected) < 1e-12
     gradients = [
-        torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in (found, expected)
+        torch.autograd.grad((output * weights).sum(), (q, k, v))
+        for output in (found, expected)
     ]
     for gradient, other in zip(*gradients, strict=True):
         assert largest(gradient, other) < 1e-11
@@ -189,7 +221,11 @@ def test_flash_attention_refuses_earlier_tokens():
 
 @pytest.mark.parametrize(
     ("heads", "rows"),
-    [(6, [[row] * 250 for row in range(8)]), (2, [[0, 1, 2, 2, 2, 2, 2, 2]]), (1, [[*range(16)]])],
+    [
+        (6, [[row] * 250 for row in range(8)]),
+        (2, [[0, 1, 2, 2, 2, 2, 2, 2]]),
+        (1, [[*range(16)]]),
+    ],
     ids=["a document fills each row", "few tokens", "a token each"],
 )
 def test_kept_weights_have_room_for_the_alignment_of_each_document(heads, rows):
@@ -197,7 +233,8 @@ def test_kept_weights_have_room_for_the_alignment_of_each_document(heads, rows):
     q = torch.randn(len(rows), heads, documents.shape[1], 8, requires_grad=True)
     assert (
         relative(
-            causal_attention(q, q, q, documents, "blocked"), causal_attention(q, q, q, documents)
+            causal_attention(q, q, q, documents, "blocked"),
+            causal_attention(q, q, q, documents),
         )
         < 1e-6
     )
@@ -206,13 +243,17 @@ def test_kept_weights_have_room_for_the_alignment_of_each_document(heads, rows):
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_of_queries_have_the_same_bits_every_time(packed):
     """Whether their weights are kept for the backward pass, or computed again."""
-    q, k, v, weights = (torch.randn(2, h, 301, 32, requires_grad=True) for h in (4, 2, 2, 4))
+    q, k, v, weights = (
+        torch.randn(2, h, 301, 32, requires_grad=True) for h in (4, 2, 2, 4)
+    )
     documents = torch.tensor([[0] * 200 + [1] * 101, [2] * 301]) if packed else None
     outputs = [
         causal_attention(q, k, v, documents, "blocked", keep_weights=keep)
         for keep in (True, True, False)
     ]
-    gradients = [torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in outputs]
+    gradients = [
+        torch.autograd.grad((output * weights).sum(), (q, k, v)) for output in outputs
+    ]
     with torch.no_grad():
         outputs.append(causal_attention(q, k, v, documents, "blocked"))
     assert all(torch.equal(output, outputs[0]) for output in outputs)
@@ -224,14 +265,22 @@ def test_blocks_of_queries_have_the_same_bits_every_time(packed):
 
 
 def test_blocks_of_queries_are_operators_that_can_be_compiled():
-    q, k, v = (torch.randn(2, 140, heads, 16, requires_grad=True) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(2, 140, heads, 16, requires_grad=True) for heads in (4, 2, 2)
+    )
     weights = blocked.attend(q, k, v, None, None, True)[1]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(blocked.attend, (q, k, v, None, None, True), test_utils=checks)
+    torch.library.opcheck(
+        blocked.attend, (q, k, v, None, None, True), test_utils=checks
+    )
     q, k, v = q.detach(), k.detach(), v.detach()
     documents = torch.zeros(2, 140).long()
-    torch.library.opcheck(blocked.attend, (q, k, v, documents, None, False), test_utils=checks)
-    torch.library.opcheck(blocked.gradients, (q, q, k, v, None, None, weights), test_utils=checks)
+    torch.library.opcheck(
+        blocked.attend, (q, k, v, documents, None, False), test_utils=checks
+    )
+    torch.library.opcheck(
+        blocked.gradients, (q, q, k, v, None, None, weights), test_utils=checks
+    )
     torch.library.opcheck(
         blocked.gradients, (q, q, k, v, documents, None, weights[:0]), test_utils=checks
     )
@@ -241,21 +290,28 @@ def test_blocks_of_queries_are_operators_that_can_be_compiled():
         blocked.attend, (q, k, v, documents, documents + 9, True), test_utils=checks
     )
     torch.library.opcheck(
-        blocked.gradients, (q, q, k, v, documents, documents + 9, weights[:0]), test_utils=checks
+        blocked.gradients,
+        (q, q, k, v, documents, documents + 9, weights[:0]),
+        test_utils=checks,
     )
 
 
 @pytest.mark.parametrize(
-    ("module", "operators"), [(blocked, ("attend", "gradients")), (loss, ("loss_and_gradients",))]
+    ("module", "operators"),
+    [(blocked, ("attend", "gradients")), (loss, ("loss_and_gradients",))],
 )
 def test_a_copy_of_the_code_does_not_replace_the_operators(module, operators):
     """As the code that an exported model carries: torch frees an operator whose name is defined again, while it is still called."""
-    spec = importlib.util.spec_from_file_location("transformers_modules.out.copy", module.__file__)
+    spec = importlib.util.spec_from_file_location(
+        "transformers_modules.out.copy", module.__file__
+    )
     assert spec is not None and spec.loader is not None
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
     for name in operators:
-        original, other = (str(getattr(one, name)._opoverload) for one in (module, copy))
+        original, other = (
+            str(getattr(one, name)._opoverload) for one in (module, copy)
+        )
         assert original.startswith("infini_llama_model_") and other.startswith(
             "transformers_modules_out_copy."
         )
@@ -272,7 +328,8 @@ def test_autocast_casts_queries_and_keys_that_are_wider_than_values(backend):
     with torch.autocast("cpu", torch.bfloat16):
         found = causal_attention(q, k, v, backend=backend)
     assert (
-        found.dtype == torch.bfloat16 and relative(found, causal_attention(q, k, v.float())) < 2e-2
+        found.dtype == torch.bfloat16
+        and relative(found, causal_attention(q, k, v.float())) < 2e-2
     )
 
 
@@ -284,23 +341,30 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
         relative(causal_attention(*halves, backend=backend), exact)
         for backend in ("blocked", "sdpa")
     ]
-    assert errors[0] < 2 * errors[1] < 2e-2  # its scores are rounded to the type of its inputs
+    assert (
+        errors[0] < 2 * errors[1] < 2e-2
+    )  # its scores are rounded to the type of its inputs
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "the segment before"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "the segment before"]
+)
 def test_document_boundaries_are_computed_once_per_forward(kind, monkeypatch):
     """The interface of flash-attn, computed by a loop, since it runs on a GPU only."""
 
     def attend(q, k, v, boundaries, *_, **options):
         stretches = zip(boundaries.tolist(), boundaries.tolist()[1:], strict=False)
         single = [
-            tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v)) for start, end in stretches
+            tuple(x[None, start:end].transpose(1, 2) for x in (q, k, v))
+            for start, end in stretches
         ]
         return torch.cat([causal_attention(*one)[0].transpose(0, 1) for one in single])
 
     found, real = [], layout.boundaries
     monkeypatch.setattr(backends, "flash_attention", lambda: attend)
-    monkeypatch.setattr(layout, "boundaries", lambda *given: found.append(1) or real(*given))
+    monkeypatch.setattr(
+        layout, "boundaries", lambda *given: found.append(1) or real(*given)
+    )
     ours, other = (
         model_of(kind),
         Llama(small(segment_length=N, rope_theta=100.0, **KINDS[kind]), "flash2"),

@@ -51,22 +51,33 @@ def test_softmax_by_hand():
 def test_parameters_are_those_of_the_model(fields):
     with torch.device("meta"):
         model = Llama(small(**fields))
-    assert parameters(small(**fields)) == sum(parameter.numel() for parameter in model.parameters())
+    assert parameters(small(**fields)) == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
 
 
 @pytest.mark.parametrize(
     ("length", "pairs", "readers", "writers"),
-    [(2, 3, 0, 0), (3, 6, 0, 0), (6, 6 + 6, 3, 3), (7, 6 + 6 + 1, 4, 6), (9, 6 + 6 + 6, 6, 6)],
+    [
+        (2, 3, 0, 0),
+        (3, 6, 0, 0),
+        (6, 6 + 6, 3, 3),
+        (7, 6 + 6 + 1, 4, 6),
+        (9, 6 + 6 + 6, 6, 6),
+    ],
 )
 def test_infini_by_hand(length, pairs, readers, writers):
     """Segments of 3: the first reads nothing, the last writes nothing."""
     local = 4 * 2 * 2 * 8 * pairs
-    reading = 4 * readers * (2 * 8 * 8 + 2 * 8)  # sigma(Q) M and sigma(Q) z, four query heads
+    reading = (
+        4 * readers * (2 * 8 * 8 + 2 * 8)
+    )  # sigma(Q) M and sigma(Q) z, four query heads
     writing = 2 * writers * 2 * 8 * 8  # sigma(K)^T V, two key-value heads
     both = small(attention="infini", segment_length=3)
     assert attention_flops(both, length) == 2 * (local + reading + writing)
     assert (
-        attention_flops(replace(both, memory_layers=(1,)), length) == 2 * local + reading + writing
+        attention_flops(replace(both, memory_layers=(1,)), length)
+        == 2 * local + reading + writing
     )
 
 
@@ -89,7 +100,10 @@ def test_segments_that_see_the_one_before_by_hand(length, pairs, readers, writer
     without = replace(sees, attention="local")
     assert attention_flops(without, length) == 2 * local
     softmax = replace(sees, attention="softmax")
-    assert attention_flops(softmax, length) == 2 * 4 * 2 * 2 * 8 * length * (length + 1) / 2
+    assert (
+        attention_flops(softmax, length)
+        == 2 * 4 * 2 * 2 * 8 * length * (length + 1) / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +122,11 @@ def test_segments_that_see_the_one_before_by_hand(length, pairs, readers, writer
         ("infini", 0, {"memory_maps": True}),
         ("infini", 0, {"attend_previous_segment": True, "memory_maps": True}),
         ("infini", 2, {"num_hidden_layers": 3, "memory_maps": True}),
-        ("infini", 1, {"num_hidden_layers": 3, "memory_layers": [2], "memory_maps": True}),
+        (
+            "infini",
+            1,
+            {"num_hidden_layers": 3, "memory_layers": [2], "memory_maps": True},
+        ),
         (
             "infini",
             "all_but_memory",
@@ -121,7 +139,9 @@ def test_segments_that_see_the_one_before_by_hand(length, pairs, readers, writer
         ),
     ],
 )
-def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, without_logits):
+def test_equals_what_is_executed(
+    attention, frozen, changes, chunk, targets, without_logits
+):
     settings = small(attention=attention, segment_length=8, **changes)
     model, length = Llama(settings), 32
     model.freeze(frozen)
@@ -136,9 +156,12 @@ def test_equals_what_is_executed(attention, frozen, changes, chunk, targets, wit
     causal = 4 * 4 * 8 * settings.attended_pairs(length)  # of a layer
     layers, below = settings.num_hidden_layers, first_trained_layer(settings, frozen)
     expected = (
-        flops_per_token(settings, length, frozen) * length - (3 * layers - 2 * below) * causal
+        flops_per_token(settings, length, frozen) * length
+        - (3 * layers - 2 * below) * causal
     )
-    assert expected - head_flops_per_token(settings, frozen) * without_logits == counted(counter)
+    assert expected - head_flops_per_token(
+        settings, frozen
+    ) * without_logits == counted(counter)
 
 
 @pytest.mark.parametrize("update", ["delta", "delta_bounded"])

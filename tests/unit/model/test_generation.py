@@ -29,7 +29,11 @@ MODELS = {
     "local": {"attention": "local"},
     "linear": {"attention": "infini"},
     "delta": {"attention": "infini", "memory_update": "delta"},
-    "delta_bounded": {"attention": "infini", "memory_update": "delta_bounded", "qk_norm": True},
+    "delta_bounded": {
+        "attention": "infini",
+        "memory_update": "delta_bounded",
+        "qk_norm": True,
+    },
     "wide heads": {"attention": "infini", "head_dim": 14},
     "memory in one layer": {"attention": "infini", "memory_layers": [1]},
     "maps": {"attention": "infini", "memory_maps": True},
@@ -77,7 +81,11 @@ def test_prefill_and_decode_equal_the_full_forward(kind, kv_heads, length):
     [
         {},
         {"num_hidden_layers": 5, "memory_layers": (1, 3)},
-        {"num_hidden_layers": 5, "memory_layers": (1, 3), "attend_previous_segment": True},
+        {
+            "num_hidden_layers": 5,
+            "memory_layers": (1, 3),
+            "attend_previous_segment": True,
+        },
     ],
 )
 @pytest.mark.parametrize("uses_memory", [True, False])
@@ -97,7 +105,8 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch, fields, uses_memory):
     longer = torch.cat((ids, torch.randint(0, 97, (2, N))), dim=1)
     assert (
         relative(
-            model.read(longer[:, ids.shape[1] :], states), model.hidden(longer)[:, ids.shape[1] :]
+            model.read(longer[:, ids.shape[1] :], states),
+            model.hidden(longer)[:, ids.shape[1] :],
         )
         < 1e-5
     )
@@ -212,19 +221,24 @@ def test_decoding_in_bf16_keeps_the_memory_in_fp32():
         for position in range(3, ids.shape[1]):
             model.decode(ids[:, position], states)
         _, k, v = layer.project(
-            model.model.layers[0].get_submodule("input_layernorm")(model.model.embed_tokens(ids))
+            model.model.layers[0].get_submodule("input_layernorm")(
+                model.model.embed_tokens(ids)
+            )
         )
     assert isinstance(state := states.layers[0], InfiniState)
     features = torch.nn.functional.elu(k.double()) + 1
     assert (
-        k.dtype == torch.bfloat16 and state.memory.M.dtype == state.memory.z.dtype == torch.float32
+        k.dtype == torch.bfloat16
+        and state.memory.M.dtype == state.memory.z.dtype == torch.float32
     )
     assert relative(state.memory.M, features.transpose(-1, -2) @ v.double()) < 1e-5
     assert relative(state.memory.z, features.sum(dim=2)) < 1e-5
 
 
 def _storage_of(states):
-    return sum(_storage(value) for state in states.layers for value in vars(state).values())
+    return sum(
+        _storage(value) for state in states.layers for value in vars(state).values()
+    )
 
 
 def _storage(value):
@@ -257,7 +271,8 @@ def test_sampling_leaves_the_global_generator_as_it_was():
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature"), [("softmax", 0.0), ("linear", 0.0), *((kind, 1.0) for kind in MODELS)]
+    ("kind", "temperature"),
+    [("softmax", 0.0), ("linear", 0.0), *((kind, 1.0) for kind in MODELS)],
 )
 def test_a_batched_row_equals_the_row_by_itself(kind, temperature):
     model = model_of(**MODELS[kind]).double()
@@ -308,13 +323,24 @@ def test_generation_records_no_graph_and_leaves_the_mode_as_it_was():
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
     model(torch.tensor([[1, 2]])).sum().backward()
     assert len(list(tokens)) == 2
-    assert recorded == [False, True, False, False]  # the second is the training in between
+    assert recorded == [
+        False,
+        True,
+        False,
+        False,
+    ]  # the second is the training in between
 
 
 def test_the_likeliest_token_stays_whatever_share_is_kept():
     logits = torch.randn(20)
-    for kept in ({"top_p": 1e-300}, {"top_p": 1e-9, "min_p": 1.0}, {"top_k": 1, "top_p": 1e-50}):
-        assert keep_likely(logits, **kept).isfinite().nonzero().tolist() == [[int(logits.argmax())]]
+    for kept in (
+        {"top_p": 1e-300},
+        {"top_p": 1e-9, "min_p": 1.0},
+        {"top_k": 1, "top_p": 1e-50},
+    ):
+        assert keep_likely(logits, **kept).isfinite().nonzero().tolist() == [
+            [int(logits.argmax())]
+        ]
 
 
 @pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])

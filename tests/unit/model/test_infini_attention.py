@@ -17,7 +17,9 @@ N = 8
 
 def attention(**changes):
     """One layer's attention in fp64 with random weights and distinct gates."""
-    layer = InfiniAttention(small(attention="infini", segment_length=N, **changes)).double()
+    layer = InfiniAttention(
+        small(attention="infini", segment_length=N, **changes)
+    ).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, 0.3)
@@ -43,13 +45,18 @@ def assert_literal(layer, x, rows, **options):
         maps = (of_queries.matrix, of_queries.shift, of_keys.matrix, of_keys.shift)
         options |= {"maps": maps}
     options |= {"sinks": layer.sinks}
-    literal = layer.merge(literal_infini(q, k, v, layer.gate, N, 10_000.0, layer.update, **options))
+    literal = layer.merge(
+        literal_infini(q, k, v, layer.gate, N, 10_000.0, layer.update, **options)
+    )
     expected = torch.autograd.grad((literal * weights).sum(), inputs, allow_unused=True)
     assert largest(output, literal) < 1e-9
     for gradient, other in zip(gradients, expected, strict=True):
         zero = torch.zeros(())
         assert (
-            largest(zero if gradient is None else gradient, zero if other is None else other) < 1e-9
+            largest(
+                zero if gradient is None else gradient, zero if other is None else other
+            )
+            < 1e-9
         )
 
 
@@ -82,7 +89,11 @@ def test_equals_the_paper_literally(update, kv_heads, length, backend, fields):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("update", ["linear", "delta", "delta_bounded"])
 def test_maps_are_the_identity_at_first_bit_for_bit(update, autocast):
-    settings = {"attention": "infini", "memory_update": update, "num_key_value_heads": 2}
+    settings = {
+        "attention": "infini",
+        "memory_update": update,
+        "num_key_value_heads": 2,
+    }
     torch.manual_seed(3)
     plain = Llama(small(**settings))
     torch.manual_seed(3)
@@ -90,18 +101,23 @@ def test_maps_are_the_identity_at_first_bit_for_bit(update, autocast):
     plain.set_gates([0.5, [0.3, -1.0, 0.0, 2.0]])
     mapped.set_gates([0.5, [0.3, -1.0, 0.0, 2.0]])
     state = mapped.state_dict()
-    assert all(torch.equal(state[name], weight) for name, weight in plain.state_dict().items())
+    assert all(
+        torch.equal(state[name], weight) for name, weight in plain.state_dict().items()
+    )
     ids = torch.randint(0, 97, (2, 5 * N + 3))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         assert torch.equal(mapped(ids), plain(ids))
         with torch.inference_mode():
             (found, states), (expected, others) = (
-                model.prefill(ids[:, : 2 * N + 1], capacity=0) for model in (mapped, plain)
+                model.prefill(ids[:, : 2 * N + 1], capacity=0)
+                for model in (mapped, plain)
             )
             assert torch.equal(found, expected)
             for position in range(2 * N + 1, 3 * N + 2):
                 token = ids[:, position]
-                assert torch.equal(mapped.decode(token, states), plain.decode(token, others))
+                assert torch.equal(
+                    mapped.decode(token, states), plain.decode(token, others)
+                )
 
 
 def test_maps_have_gradients_through_the_memory_alone():
@@ -113,14 +129,18 @@ def test_maps_have_gradients_through_the_memory_alone():
     model.loss(ids[:, :N], ids[:, :N])[0].backward()
     assert all(p.grad is None for p in of_memory.values())
     model.loss(ids, ids)[0].backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in of_memory.values())
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in of_memory.values()
+    )
     before, one_segment = model(ids), model(ids[:, :N])
     model.use_memory(False)
     local = model(ids)
     with torch.no_grad():
         for parameter in of_memory.values():
             parameter.normal_()
-    assert torch.equal(model(ids), local) and torch.equal(model(ids[:, :N]), one_segment)
+    assert torch.equal(model(ids), local) and torch.equal(
+        model(ids[:, :N]), one_segment
+    )
     model.use_memory(True)
     assert not torch.equal(model(ids), before)
 
@@ -147,13 +167,22 @@ def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(update)
 
 PACKED = {  # each of the two rows: how many tokens of which document
     "one document a row": [[(0, 40)], [(5, 40)]],
-    "a document ends with a segment": [[(0, N), (1, 2 * N), (2, 2 * N)], [(0, 3 * N), (1, 2 * N)]],
-    "documents end inside segments": [[(0, 3), (1, 22), (2, 15)], [(0, 29), (1, 1), (2, 10)]],
+    "a document ends with a segment": [
+        [(0, N), (1, 2 * N), (2, 2 * N)],
+        [(0, 3 * N), (1, 2 * N)],
+    ],
+    "documents end inside segments": [
+        [(0, 3), (1, 22), (2, 15)],
+        [(0, 29), (1, 1), (2, 10)],
+    ],
     "many short documents": [[(i, 4) for i in range(10)], [(i, 5) for i in range(8)]],
     "padding at the end": [[(0, 21), (-1, 19)], [(0, 10), (1, 13), (-1, 17)]],
     "padding at the beginning": [[(-1, 5), (0, 35)], [(-1, 12), (3, 20), (1, 8)]],
     "padding alone": [[(-1, 40)], [(0, 40)]],
-    "a document ends before a segment": [[(0, N - 2), (1, 34)], [(0, 2 * N - 3), (1, 27)]],
+    "a document ends before a segment": [
+        [(0, N - 2), (1, 34)],
+        [(0, 2 * N - 3), (1, 27)],
+    ],
     "padding between": [[(0, 11), (-1, 3), (1, 26)], [(-1, N - 1), (1, 33)]],
 }
 
@@ -182,7 +211,9 @@ def test_packed_documents_equal_the_paper_literally(name, update, backend, field
 
 @pytest.mark.parametrize("length", [1, N - 1, N])
 @pytest.mark.parametrize("backend", ["sdpa", "blocked"])
-@pytest.mark.parametrize("fields", [{}, BEFORE], ids=["its own segment", "the segment before"])
+@pytest.mark.parametrize(
+    "fields", [{}, BEFORE], ids=["its own segment", "the segment before"]
+)
 def test_one_segment_is_bitwise_plain_causal_attention(length, backend, fields):
     infini = Llama(small(attention="infini", segment_length=N, **fields), backend)
     plain = Llama(small(attention="softmax"), backend)
@@ -216,7 +247,9 @@ def test_with_the_memory_off_or_local_each_layer_carries_a_token_across_one_boun
     model = Llama(small(attention="infini", segment_length=N, **BEFORE)).double()
     model.use_memory(False)
     local = Llama(small(attention="local", segment_length=N, **BEFORE)).double()
-    state = {name: x for name, x in model.state_dict().items() if not name.endswith(".gate")}
+    state = {
+        name: x for name, x in model.state_dict().items() if not name.endswith(".gate")
+    }
     local.load_state_dict(state)
     ids = torch.randint(1, 97, (1, 6 * N))
     assert torch.equal(model(ids), local(ids))
@@ -297,18 +330,29 @@ def test_the_feature_map_is_exact_in_value_and_gradient():
 
 
 def test_infini_without_memory_equals_local_attention():
-    infini, local = (Llama(small(attention=kind, segment_length=N)) for kind in ("infini", "local"))
+    infini, local = (
+        Llama(small(attention=kind, segment_length=N)) for kind in ("infini", "local")
+    )
     local.load_state_dict(
-        {name: value for name, value in infini.state_dict().items() if not name.endswith(".gate")}
+        {
+            name: value
+            for name, value in infini.state_dict().items()
+            if not name.endswith(".gate")
+        }
     )
     ids = torch.randint(0, 97, (2, 4 * N + 3))
     with torch.inference_mode():
         with_memory = infini(ids)
         infini.use_memory(False)
-        assert torch.equal(infini(ids), local(ids)) and not torch.equal(infini(ids), with_memory)
+        assert torch.equal(infini(ids), local(ids)) and not torch.equal(
+            infini(ids), with_memory
+        )
         logits, states = infini.prefill(ids[:, : 2 * N + 1], capacity=0)
         assert relative(logits, local(ids)[:, 2 * N]) < 1e-5
-        assert relative(infini.decode(ids[:, 2 * N + 1], states), local(ids)[:, 2 * N + 1]) < 1e-5
+        assert (
+            relative(infini.decode(ids[:, 2 * N + 1], states), local(ids)[:, 2 * N + 1])
+            < 1e-5
+        )
         infini.use_memory(True)
         assert torch.equal(infini(ids), with_memory)
         local.use_memory(True)  # it has none
@@ -341,5 +385,8 @@ def test_local_attention_sees_its_own_segment_only():
     ids = torch.randint(0, 97, (1, 3 * N))
     for s in range(3):
         assert (
-            largest(model(ids)[:, s * N : (s + 1) * N], model(ids[:, s * N : (s + 1) * N])) < 1e-12
+            largest(
+                model(ids)[:, s * N : (s + 1) * N], model(ids[:, s * N : (s + 1) * N])
+            )
+            < 1e-12
         )

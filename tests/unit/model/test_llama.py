@@ -47,11 +47,14 @@ def test_a_model_built_on_meta_is_the_same(attention, tied):
     direct = Llama(settings)
     assert model.state_dict().keys() == direct.state_dict().keys()
     assert all(
-        torch.equal(value, direct.state_dict()[name]) for name, value in model.state_dict().items()
+        torch.equal(value, direct.state_dict()[name])
+        for name, value in model.state_dict().items()
     )
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
     assert not list(model.buffers())
-    assert torch.equal(model(torch.tensor([[1, 2, 3]])), direct(torch.tensor([[1, 2, 3]])))
+    assert torch.equal(
+        model(torch.tensor([[1, 2, 3]])), direct(torch.tensor([[1, 2, 3]]))
+    )
 
 
 def test_a_parameter_without_a_rule_is_not_left_uninitialised():
@@ -63,7 +66,12 @@ def test_a_parameter_without_a_rule_is_not_left_uninitialised():
 
 def test_initial_weights():
     model = Llama(
-        small(attention="infini", hidden_size=256, initializer_range=0.02, memory_maps=True)
+        small(
+            attention="infini",
+            hidden_size=256,
+            initializer_range=0.02,
+            memory_maps=True,
+        )
     )
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
@@ -81,7 +89,8 @@ def test_initial_weights():
             assert (parameter == 0).all() and parameter.dtype == torch.float32
         else:
             assert (
-                abs(parameter.std().item() - 0.02) < 0.001 and abs(parameter.mean().item()) < 0.001
+                abs(parameter.std().item() - 0.02) < 0.001
+                and abs(parameter.mean().item()) < 0.001
             )
 
 
@@ -90,10 +99,19 @@ def test_parameter_groups(tied):
     model = Llama(small(attention="infini", tie_word_embeddings=tied, memory_maps=True))
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = {group["name"]: group for group in parameter_groups(model, 0.1)}
-    of = {key: {names[parameter] for parameter in group["params"]} for key, group in groups.items()}
-    assert [len(group["params"]) for group in groups.values()] == [len(of[key]) for key in groups]
-    assert of["decay"] | of["no_decay"] | of["gates"] | of["maps"] == set(names.values())
-    assert of["maps"] == {name for name in names.values() if ".self_attn.memory_" in name}
+    of = {
+        key: {names[parameter] for parameter in group["params"]}
+        for key, group in groups.items()
+    }
+    assert [len(group["params"]) for group in groups.values()] == [
+        len(of[key]) for key in groups
+    ]
+    assert of["decay"] | of["no_decay"] | of["gates"] | of["maps"] == set(
+        names.values()
+    )
+    assert of["maps"] == {
+        name for name in names.values() if ".self_attn.memory_" in name
+    }
     assert len(of["maps"]) == 2 * 4
     assert of["gates"] == {f"model.layers.{i}.self_attn.gate" for i in range(2)}
     assert of["no_decay"] == {name for name in names.values() if "norm" in name} | {
@@ -131,4 +149,6 @@ def test_loss_is_a_sum_over_targets_in_fp32():
     ids = torch.randint(0, 97, (2, 5))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.loss(ids, labels)[0].dtype == torch.float32
-    assert torch.equal(model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0])
+    assert torch.equal(
+        model.loss(ids, labels)[0], cross_entropy_sum(model(ids), labels)[0]
+    )

@@ -6,7 +6,11 @@ import torch
 from infini_llama.model import attention as softmax_attention
 from infini_llama.model import blocked, layers
 from infini_llama.model.llama import Llama
-from infini_llama.model.loss import IGNORE_INDEX, chunked_cross_entropy_sum, cross_entropy_sum
+from infini_llama.model.loss import (
+    IGNORE_INDEX,
+    chunked_cross_entropy_sum,
+    cross_entropy_sum,
+)
 from support.differences import largest, relative
 from support.models import small
 
@@ -42,7 +46,8 @@ def test_weights_of_rows_are_in_the_gradient_and_not_in_the_value(chunk, z_loss)
     labels[2, 3] = 7
     weights = torch.tensor([0.5, 3.0, 11.0], dtype=torch.float64)
     rows = [
-        cross_entropy_sum(hidden[[row]] @ weight.T, labels[[row]], z_loss)[0] for row in range(3)
+        cross_entropy_sum(hidden[[row]] @ weight.T, labels[[row]], z_loss)[0]
+        for row in range(3)
     ]
     if chunk:
         found, count = chunked_cross_entropy_sum(
@@ -53,14 +58,17 @@ def test_weights_of_rows_are_in_the_gradient_and_not_in_the_value(chunk, z_loss)
     assert count == 12 and abs(sum(rows) - found) < 1e-11
     weighted = sum(value * total for value, total in zip(weights, rows, strict=True))
     expected = torch.autograd.grad(weighted, (hidden, weight), retain_graph=True)
-    for gradient, other in zip(torch.autograd.grad(found, (hidden, weight)), expected, strict=True):
+    for gradient, other in zip(
+        torch.autograd.grad(found, (hidden, weight)), expected, strict=True
+    ):
         assert largest(gradient, other) < 1e-10
 
 
 def test_chunks_in_half_precision_are_as_exact_as_the_plain_loss():
     hidden, weight, labels = batch(torch.float32)
     exact = torch.autograd.grad(
-        cross_entropy_sum(hidden.double() @ weight.double().T, labels)[0], (hidden, weight)
+        cross_entropy_sum(hidden.double() @ weight.double().T, labels)[0],
+        (hidden, weight),
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = cross_entropy_sum(torch.nn.functional.linear(hidden, weight), labels)[0]
@@ -80,7 +88,9 @@ def test_a_label_without_any_probability_has_its_loss():
     chunked = chunked_cross_entropy_sum(hidden, weight, labels, 2)[0]
     assert plain > 800 and torch.allclose(chunked, plain)
     expected = torch.autograd.grad(plain, (hidden, weight))
-    for found, other in zip(torch.autograd.grad(chunked, (hidden, weight)), expected, strict=True):
+    for found, other in zip(
+        torch.autograd.grad(chunked, (hidden, weight)), expected, strict=True
+    ):
         assert torch.allclose(found, other)
 
 
@@ -110,7 +120,10 @@ def test_without_gradients_no_memory_is_taken_for_them():
     )
     frozen, _ = chunked_cross_entropy_sum(hidden, weight.detach(), labels, 4)
     plain, _ = cross_entropy_sum(hidden @ weight.T, labels)
-    assert largest(*(torch.autograd.grad(sum_, hidden)[0] for sum_ in (frozen, plain))) < 1e-10
+    assert (
+        largest(*(torch.autograd.grad(sum_, hidden)[0] for sum_ in (frozen, plain)))
+        < 1e-10
+    )
 
 
 @pytest.mark.parametrize("targets", [0, 1, 3])
@@ -120,17 +133,23 @@ def test_tokens_without_a_target_have_no_logits(targets):
     labels = torch.full((3, 7), IGNORE_INDEX)
     labels.view(-1)[5 : 5 + targets] = 2
     broken = (
-        hidden.detach().masked_fill((labels == IGNORE_INDEX)[..., None], torch.nan).requires_grad_()
+        hidden.detach()
+        .masked_fill((labels == IGNORE_INDEX)[..., None], torch.nan)
+        .requires_grad_()
     )
     found, count = chunked_cross_entropy_sum(broken, weight, labels, 4)
     plain, _ = cross_entropy_sum(hidden @ weight.T, labels)
     assert count == targets and abs(found - plain) < 1e-11
     expected = torch.autograd.grad(plain, (hidden, weight))
-    for gradient, other in zip(torch.autograd.grad(found, (broken, weight)), expected, strict=True):
+    for gradient, other in zip(
+        torch.autograd.grad(found, (broken, weight)), expected, strict=True
+    ):
         assert largest(gradient, other) < 1e-10
 
 
-def gradients(model: Llama, ids: torch.Tensor, checkpointing: str) -> list[torch.Tensor | None]:
+def gradients(
+    model: Llama, ids: torch.Tensor, checkpointing: str
+) -> list[torch.Tensor | None]:
     """The loss and the gradient of each parameter, from the same random numbers."""
     model.checkpoint_activations(checkpointing)
     model.zero_grad()
@@ -140,7 +159,9 @@ def gradients(model: Llama, ids: torch.Tensor, checkpointing: str) -> list[torch
     return [total.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-def assert_equal(values: list[torch.Tensor | None], others: list[torch.Tensor | None]) -> None:
+def assert_equal(
+    values: list[torch.Tensor | None], others: list[torch.Tensor | None]
+) -> None:
     for value, other in zip(values, others, strict=True):
         assert value is not None and other is not None and torch.equal(value, other)
 
@@ -149,7 +170,9 @@ def assert_equal(values: list[torch.Tensor | None], others: list[torch.Tensor | 
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_recomputed_activations_change_no_bit(attention, dropout, kind):
-    model = Llama(small(attention=attention, hidden_dropout=dropout, attention_dropout=dropout))
+    model = Llama(
+        small(attention=attention, hidden_dropout=dropout, attention_dropout=dropout)
+    )
     ids = torch.randint(0, 97, (2, 30))
     results, kept = [], []
     for checkpointing in ("none", kind):
@@ -185,19 +208,27 @@ def test_selective_checkpointing_draws_the_same_numbers_after_attention_with_dro
         model.set_write_jitter(8.0)
     real = softmax_attention.causal_attention
     monkeypatch.setattr(
-        softmax_attention, "causal_attention", lambda *given: fused_dropout(real(*given), 0.3)
+        softmax_attention,
+        "causal_attention",
+        lambda *given: fused_dropout(real(*given), 0.3),
     )
-    monkeypatch.setattr(layers, "EXPENSIVE", layers.EXPENSIVE | {fused_dropout._opoverload})
+    monkeypatch.setattr(
+        layers, "EXPENSIVE", layers.EXPENSIVE | {fused_dropout._opoverload}
+    )
     ids = torch.randint(0, 97, (2, 30))
     assert_equal(gradients(model, ids, "none"), gradients(model, ids, "selective"))
 
 
 @pytest.mark.parametrize(("kind", "passes"), [("selective", 2), ("full", 3)])
-def test_selective_checkpointing_keeps_the_result_of_blocked_attention(kind, passes, monkeypatch):
+def test_selective_checkpointing_keeps_the_result_of_blocked_attention(
+    kind, passes, monkeypatch
+):
     """A forward and a backward pass per layer, and with `full` another forward pass."""
     model, ids = Llama(small(), "blocked"), torch.randint(0, 97, (2, 30))
     calls, real = [], blocked._blocks
-    monkeypatch.setattr(blocked, "_blocks", lambda *given: calls.append(1) or real(*given))
+    monkeypatch.setattr(
+        blocked, "_blocks", lambda *given: calls.append(1) or real(*given)
+    )
     expected = gradients(model, ids, "none")
     calls.clear()
     model.keep_attention_weights(False)

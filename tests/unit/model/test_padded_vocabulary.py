@@ -28,7 +28,9 @@ def test_the_initial_weights_are_those_without_padding(tied):
         assert torch.equal(state[name][: len(tensor)], tensor), name
         assert not state[name][len(tensor) :].any()
     assert state["lm_head.weight"].shape[0] == PADDED
-    assert parameters(padded.config) == sum(parameter.numel() for parameter in padded.parameters())
+    assert parameters(padded.config) == sum(
+        parameter.numel() for parameter in padded.parameters()
+    )
     assert flops_per_token(padded.config, 32) == flops_per_token(plain.config, 32), (
         "padding is no work that counts"
     )
@@ -37,7 +39,9 @@ def test_the_initial_weights_are_those_without_padding(tied):
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
 @pytest.mark.parametrize("chunk", [0, 10])
 @pytest.mark.parametrize("tied", [False, True])
-def test_loss_and_gradients_are_those_of_the_whole_logits_without_padding(tied, chunk, z_loss):
+def test_loss_and_gradients_are_those_of_the_whole_logits_without_padding(
+    tied, chunk, z_loss
+):
     ids = torch.randint(0, SIZE, (2, 30))
     plain, padded = pair(tie_word_embeddings=tied)
     padded.loss_chunk = chunk
@@ -48,7 +52,10 @@ def test_loss_and_gradients_are_those_of_the_whole_logits_without_padding(tied, 
         total, _ = model.loss(ids[:, :-1], ids[:, 1:])
         total.backward()
         results.append(
-            (total.detach(), {name: value.grad for name, value in model.named_parameters()})
+            (
+                total.detach(),
+                {name: value.grad for name, value in model.named_parameters()},
+            )
         )
     (loss, expected), (padded_loss, found) = results
     assert relative(padded_loss, loss) < 1e-10

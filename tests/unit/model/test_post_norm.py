@@ -17,12 +17,16 @@ def literal_norm(x, weight, eps):
 
 def literal_attention(x, weights, config):
     """One row x [T, hidden_size]: each head by itself, query head h with key-value head h // (H / Hkv)."""
-    size, group = config.head_size, config.num_attention_heads // config.num_key_value_heads
+    size, group = (
+        config.head_size,
+        config.num_attention_heads // config.num_key_value_heads,
+    )
     q, k, v = (x @ weights[f"self_attn.{name}_proj.weight"].T for name in "qkv")
     heads = []
     for head in range(config.num_attention_heads):
         mine, shared = (
-            slice(number * size, (number + 1) * size) for number in (head, head // group)
+            slice(number * size, (number + 1) * size)
+            for number in (head, head // group)
         )
         scores = (
             turned(q[:, mine], config.rope_theta)
@@ -35,7 +39,9 @@ def literal_attention(x, weights, config):
 
 
 def literal_mlp(x, weights):
-    gate, up, down = (weights[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    gate, up, down = (
+        weights[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
+    )
     inner = x @ gate.T
     return (inner * inner.sigmoid() * (x @ up.T)) @ down.T
 
@@ -55,10 +61,13 @@ def literal_logits(model, row):
             weights["input_layernorm.weight"],
             weights["post_attention_layernorm.weight"],
         )
-        x = literal_norm(x + literal_attention(x, weights, config), first, config.rms_norm_eps)
+        x = literal_norm(
+            x + literal_attention(x, weights, config), first, config.rms_norm_eps
+        )
         x = literal_norm(x + literal_mlp(x, weights), second, config.rms_norm_eps)
     return (
-        literal_norm(x, state["model.norm.weight"], config.rms_norm_eps) @ state["lm_head.weight"].T
+        literal_norm(x, state["model.norm.weight"], config.rms_norm_eps)
+        @ state["lm_head.weight"].T
     )
 
 
@@ -75,11 +84,16 @@ def model():
 
 def test_logits_and_gradients_are_those_of_the_literal_layer(model):
     ids, labels = torch.randint(0, 97, (2, 21)), torch.randint(0, 97, (42,))
-    literal, logits = torch.stack([literal_logits(model, row) for row in ids]), model(ids)
+    literal, logits = (
+        torch.stack([literal_logits(model, row) for row in ids]),
+        model(ids),
+    )
     assert relative(logits, literal) < 1e-12
     parameters = list(model.parameters())
     pair = (
-        torch.autograd.grad(torch.nn.functional.cross_entropy(x.flatten(0, 1), labels), parameters)
+        torch.autograd.grad(
+            torch.nn.functional.cross_entropy(x.flatten(0, 1), labels), parameters
+        )
         for x in (logits, literal)
     )
     for gradient, expected in zip(*pair, strict=True):

@@ -28,7 +28,9 @@ def test_parameters_of_a_preset(name, parameters, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the packaged file is meant
     config = load_config(f"configs/{name}.yaml")
     fields = config.model.model_dump()
-    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
+    fields["num_key_value_heads"] = (
+        fields["num_key_value_heads"] or fields["num_attention_heads"]
+    )
     sizes = {
         "vocab_size": config.data.tokenizer.vocab_size,
         "max_position_embeddings": config.data.sequence_length,

@@ -22,9 +22,9 @@ def test_equals_a_loop(length, product):
     weights = torch.randn_like(expected) / scale
     for inputs in (A, B):
         gradients = [
-            torch.autograd.grad((y * weights).sum(), inputs, retain_graph=True, allow_unused=True)[
-                0
-            ]
+            torch.autograd.grad(
+                (y * weights).sum(), inputs, retain_graph=True, allow_unused=True
+            )[0]
             for y in (found, expected)
         ]
         if gradients[0] is None:  # one step: A stands before nothing

@@ -44,11 +44,18 @@ HOSTILE = (
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_cell_shows_its_text_as_it_is_everywhere(text, read_page):
-    document = Document("t", (facts({"name": text}), table([{"name": text, "n": 1}]), cell(text)))
-    shown = read_page(page(document))
-    assert shown.text.count(text) == 3 and not {"img", "script", "em", "strong", "code", "a"} & set(
-        shown.elements
+    document = Document(
+        "t", (facts({"name": text}), table([{"name": text, "n": 1}]), cell(text))
     )
+    shown = read_page(page(document))
+    assert shown.text.count(text) == 3 and not {
+        "img",
+        "script",
+        "em",
+        "strong",
+        "code",
+        "a",
+    } & set(shown.elements)
     assert shown.elements.count("td") == 4
     assert terminal(markdown(document)).count(text) == 3
 
@@ -61,7 +68,9 @@ def test_a_text_cannot_close_its_fence(read_page):
     text = "``` and ````\n#### no heading\n| no | table |"
     document = Document("t", (text_block(text),))
     assert text_block(text).startswith("`````text\n")
-    assert read_page(page(document)).elements.count("pre") == 1 and text in page(document)
+    assert read_page(page(document)).elements.count("pre") == 1 and text in page(
+        document
+    )
     assert text in terminal(markdown(document))
     assert "x" * 10 + " …" in text_block("x" * 50, 10)
     assert code("a `` b") == "```a `` b```"
@@ -77,7 +86,10 @@ def test_details_and_charts_are_on_the_page_only(read_page):
     )
     document = Document("t", parts)
     assert markdown(document) == "# t\n\n## Kept\n\nx\n"
-    assert markdown(document, "![p](data:)") == "# t\n\n## Curves\n\n![p](data:)\n\n## Kept\n\nx\n"
+    assert (
+        markdown(document, "![p](data:)")
+        == "# t\n\n## Curves\n\n![p](data:)\n\n## Kept\n\nx\n"
+    )
     shown = read_page(page(document))
     assert (
         shown.elements.count("svg") == shown.elements.count("details") == 1

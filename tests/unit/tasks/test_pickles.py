@@ -73,7 +73,9 @@ def test_a_pickle_in_any_file_of_a_dataset(built, dataset, row_table, mark, pois
             )
             with nullcontext() if name.endswith(NOT_READ) else pytest.raises(DataError):
                 verify(
-                    changed(reference, digest=digest, row_table_digest=row_table_digest),
+                    changed(
+                        reference, digest=digest, row_table_digest=row_table_digest
+                    ),
                     home,
                     "deep",
                 )
@@ -88,7 +90,10 @@ def test_a_pickle_in_any_file_of_a_checkpoint(run_of, mark, poison):
     assert len(names) >= 3
     load_run(run)
     for name in names:
-        with replaced(checkpoint, name, poison), pytest.raises((ConfigError, DataError)):
+        with (
+            replaced(checkpoint, name, poison),
+            pytest.raises((ConfigError, DataError)),
+        ):
             read_state(checkpoint)
             load_run(run, checkpoint.name)
         assert not mark.exists(), name

@@ -16,14 +16,23 @@ from infini_llama.tasks.tokenizers.tokenizer import load
 from support.stages import survey
 from support.tokenizer_kinds import train_bpe
 
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"5e" * 32 + b"\nsize 1843200\n"
-EXTENDED = LFS.replace(b"oid", b"ext-0-foo sha256:" + b"ab" * 32 + b"\noid").replace(b"\n", b"\r\n")
+LFS = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:"
+    + b"5e" * 32
+    + b"\nsize 1843200\n"
+)
+EXTENDED = LFS.replace(b"oid", b"ext-0-foo sha256:" + b"ab" * 32 + b"\noid").replace(
+    b"\n", b"\r\n"
+)
 KEY = b"/annex/objects/SHA256E-s1843200--" + b"5e" * 32 + b".txt"
 POINTERS = {
     "LFS": (LFS, "git lfs pull"),
     "LFS with an extension": (EXTENDED, "git lfs pull"),
     "annex": (KEY + b"\n", "git annex get"),
-    "annex link in a file": (b"../../.git/annex/objects/xK/9p/KEY/KEY", "git annex get"),
+    "annex link in a file": (
+        b"../../.git/annex/objects/xK/9p/KEY/KEY",
+        "git annex get",
+    ),
 }
 LLAMA = {
     "model_type": "llama",
@@ -58,21 +67,27 @@ def test_text_about_pointers_is_text(name):
 
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
 @pytest.mark.parametrize(
-    "ending", ["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow", "jsonl.gz", "txt.zst"]
+    "ending",
+    ["txt", "jsonl", "csv", "tsv", "json", "parquet", "arrow", "jsonl.gz", "txt.zst"],
 )
 def test_a_text_that_is_one_is_refused_also_where_damaged_ones_are_skipped(
     data, tmp_path, ending, on_bad_input
 ):
     for name in ("held", "text"):
         (tmp_path / f"{name}.txt").write_text(f"good {name} " * 100)
-    given = {"files": [f"{tmp_path}/text.txt"], "validation_files": [f"{tmp_path}/held.txt"]}
+    given = {
+        "files": [f"{tmp_path}/text.txt"],
+        "validation_files": [f"{tmp_path}/held.txt"],
+    }
     given["files" if on_bad_input == "skip" else "validation_files"].append(
         str(tmp_path / f"a.{ending}")
     )
     (tmp_path / f"a.{ending}").write_bytes(LFS)
     with pytest.raises(DataError, match=r"git lfs pull") as refused:
         survey(data(**given, on_bad_input=on_bad_input))
-    assert f"a.{ending}" in str(refused.value) and "1,843,200 bytes" in str(refused.value)
+    assert f"a.{ending}" in str(refused.value) and "1,843,200 bytes" in str(
+        refused.value
+    )
 
 
 def test_a_compressed_pointer_and_a_link_without_its_file_are_refused(data, tmp_path):
@@ -133,7 +148,9 @@ def test_settings_prompts_and_rank_files_that_are_pointers_are_refused(tmp_path)
         lambda: load_config(tmp_path / "run.yaml"),
         lambda: read_json(str(tmp_path / "zero.json")),
         lambda: load(TokenizerConfig(path=str(tmp_path / "r50k.tiktoken"))),
-        lambda: load(TokenizerConfig(path=str(tmp_path / "r50k.tiktoken"), encoding="r50k_base")),
+        lambda: load(
+            TokenizerConfig(path=str(tmp_path / "r50k.tiktoken"), encoding="r50k_base")
+        ),
         lambda: prompt_of(str(tmp_path / "prompt.txt")),
     ):
         with pytest.raises(DataError, match="git lfs pull"):

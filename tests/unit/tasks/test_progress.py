@@ -24,7 +24,9 @@ def report(done: int, total: int | None = 100) -> None:
 def test_many_reports_are_few_calls_and_the_last_one_is_among_them():
     shown = []
     before = log.level
-    with Live(log.name, lambda percent, words: shown.append((percent, words)), seconds=0.2):
+    with Live(
+        log.name, lambda percent, words: shown.append((percent, words)), seconds=0.2
+    ):
         for done in range(1, 101):
             report(done)
         log.info("no progress")

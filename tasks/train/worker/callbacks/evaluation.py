@@ -28,7 +28,9 @@ from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.data.loader import to_batch
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
-SEQUENCES = 64  # validation sequences per evaluation, where train.eval_tokens is not set
+SEQUENCES = (
+    64  # validation sequences per evaluation, where train.eval_tokens is not set
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ class ValidationSet:
                     target_bytes += int(counted.sum())
                     targets += counted.size
         module.train()
-        loss_sum, total_bytes, total_targets = ranks.sum(loss_sum, target_bytes, targets)
+        loss_sum, total_bytes, total_targets = ranks.sum(
+            loss_sum, target_bytes, targets
+        )
         return ValidationLine(
             kind="validation",
             step=step,
@@ -130,7 +134,9 @@ def validation_set(attempt: AttemptPlan) -> ValidationSet:
     sequences = SEQUENCES
     if train.eval_tokens is not None:
         sequences = rows_with(reader, count(train.eval_tokens))
-    return ValidationSet(reader, sequences, attempt.micro_batch_size, train.document_masking)
+    return ValidationSet(
+        reader, sequences, attempt.micro_batch_size, train.document_masking
+    )
 
 
 class Evaluation(Callback):
@@ -150,11 +156,15 @@ class Evaluation(Callback):
         is_time_known: an evaluation of this run has been measured.
     """
 
-    def __init__(self, training: Training, validation: ValidationSet, metrics: StepMetrics) -> None:
+    def __init__(
+        self, training: Training, validation: ValidationSet, metrics: StepMetrics
+    ) -> None:
         self.training = training
         self.validation = validation
         self.metrics = metrics
-        self.interval = Interval(training.attempt.config.train.eval_steps, training.ranks)
+        self.interval = Interval(
+            training.attempt.config.train.eval_steps, training.ranks
+        )
         self.last_step = -1
         self.is_time_known = training.attempt.evaluation_time > 0
 
@@ -162,7 +172,9 @@ class Evaluation(Callback):
         attempt = self.training.attempt
         train = attempt.config.train
         starts_from_model = train.init_from and state.step == 0
-        is_finished = state.is_finished(attempt.max_steps, train.early_stopping_patience)
+        is_finished = state.is_finished(
+            attempt.max_steps, train.early_stopping_patience
+        )
         if starts_from_model or is_finished:
             # An earlier attempt may have measured it.
             writer = self.metrics.writer
@@ -211,7 +223,9 @@ class Evaluation(Callback):
         # Its shapes are others than those of training, and it is too rare to pay for compiled code
         # of its own.
         with torch.compiler.set_stance("force_eager"), norms.observed(strategy.model):
-            line = self.validation.measure(strategy.module, self.training.ranks, step, is_given_up)
+            line = self.validation.measure(
+                strategy.module, self.training.ranks, step, is_given_up
+            )
         if line is None:
             return None
         self.is_time_known = True

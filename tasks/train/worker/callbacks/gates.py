@@ -33,7 +33,9 @@ def gate_reach(train: TrainingConfig, max_steps: int) -> float:
     SAMPLED_STEPS or a few more of them.
     """
     every = max(1, max_steps // SAMPLED_STEPS)
-    factors = [factor(train, max_steps, step) for step in range(every // 2, max_steps, every)]
+    factors = [
+        factor(train, max_steps, step) for step in range(every // 2, max_steps, every)
+    ]
     return train.gate_learning_rate * max_steps * sum(factors) / len(factors)
 
 
@@ -48,7 +50,9 @@ def gate_shares(model: Llama) -> tuple[tuple[float, ...], ...]:
         shares[layer] = tuple(gate.sigmoid().tolist())
     if not shares:
         return ()
-    return tuple(shares.get(layer, ()) for layer in range(model.config.num_hidden_layers))
+    return tuple(
+        shares.get(layer, ()) for layer in range(model.config.num_hidden_layers)
+    )
 
 
 class MemoryNorms:
@@ -106,7 +110,9 @@ class MemoryNorms:
 
     @property
     def writes(self) -> tuple[float | None, ...]:
-        means = {layer: norm / passes for layer, (_, _, norm, passes) in self.sums.items()}
+        means = {
+            layer: norm / passes for layer, (_, _, norm, passes) in self.sums.items()
+        }
         return self._by_layer(means)
 
     def _by_layer(self, values: dict[int, float]) -> tuple[float | None, ...]:

@@ -75,7 +75,9 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # purge_step hides what an earlier attempt wrote beyond the checkpoint this one starts from.
-        self.board = SummaryWriter(RunFolder(run_dir).tensorboard, purge_step=first_step + 1)
+        self.board = SummaryWriter(
+            RunFolder(run_dir).tensorboard, purge_step=first_step + 1
+        )
         self.settings = flat(config)
         if first_step == 0:
             text = f"```json\n{json.dumps(config, indent=1)}\n```"
@@ -162,7 +164,9 @@ class WeightsAndBiases:
 
     def close(self, final: dict[str, float]) -> None:
         self.send()
-        self.run.summary.update({f"final/{name}": value for name, value in final.items()})
+        self.run.summary.update(
+            {f"final/{name}": value for name, value in final.items()}
+        )
         self.run.finish()
 
     def _add(self, values: Mapping[str, Any], step: int) -> None:
@@ -223,7 +227,11 @@ def reporters(
     run_begins = first_step == 0
     for name, create in makers:
         reporter = ReporterThread(name, create, longest_wait)
-        with nullcontext() if run_begins else best_effort(f"reporting to {name}", REPORTING):
+        with (
+            nullcontext()
+            if run_begins
+            else best_effort(f"reporting to {name}", REPORTING)
+        ):
             if reporter.has_started():
                 active.append(reporter)
     return active
@@ -259,7 +267,9 @@ class MetricsWriter:
     def has_validation(self, step: int) -> bool:
         """Whether metrics.jsonl has the validation after `step`; reads all of it."""
         lines = read_metrics(self.run)
-        return any(isinstance(line, ValidationLine) and line.step == step for line in lines)
+        return any(
+            isinstance(line, ValidationLine) and line.step == step for line in lines
+        )
 
     def train(self, line: TrainLine) -> None:
         self.times.append(line.step_time)
@@ -272,7 +282,10 @@ class MetricsWriter:
         curves = _curves(line)
         curves += [(f"system/step_time_{name}", value) for name, value in spread]
         curves += [(f"goodput/{part}", seconds) for part, seconds in line.goodput or ()]
-        curves += [(f"gates/layer-{layer}", gate) for layer, gate in enumerate(line.layer_gates)]
+        curves += [
+            (f"gates/layer-{layer}", gate)
+            for layer, gate in enumerate(line.layer_gates)
+        ]
         if sum(map(len, line.gates)) <= MOST_HEADS:
             curves += [
                 (f"gate-heads/layer-{layer}-head-{head}", gate)
@@ -289,7 +302,9 @@ class MetricsWriter:
             ("memory-reads", line.memory_reads),
             ("memory-norms", line.memory_norms),
         ):
-            memory = [(f"{group}/layer-{layer}", size) for layer, size in enumerate(sizes)]
+            memory = [
+                (f"{group}/layer-{layer}", size) for layer, size in enumerate(sizes)
+            ]
             self._report(memory, line.step)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
@@ -322,12 +337,16 @@ class MetricsWriter:
     def close_reporters(self, finished: bool) -> None:
         """Wait for the reporters; a finished run reports its last validation as its result."""
         final = self.last_validation if finished else {}
-        put_and_wait(self.reporters, lambda reporter: reporter.close(final), CLOSE_SECONDS)
+        put_and_wait(
+            self.reporters, lambda reporter: reporter.close(final), CLOSE_SECONDS
+        )
 
     def _report(self, curves: Curves, step: int) -> dict[str, float]:
         """Report the curves that are finite at this step, and return them."""
         drawn = {
-            name: value for name, value in curves if value is not None and math.isfinite(value)
+            name: value
+            for name, value in curves
+            if value is not None and math.isfinite(value)
         }
         for reporter in self.reporters:
             reporter.put(lambda reporter: reporter.scalars(drawn, step))

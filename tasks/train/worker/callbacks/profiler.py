@@ -44,7 +44,9 @@ class Profiler(Callback):
             self.span = None  # stays so if the profiler fails
             with best_effort("the profile", ADVICE):
                 gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-                running = profile(activities=[ProfilerActivity.CPU, *gpu], record_shapes=True)
+                running = profile(
+                    activities=[ProfilerActivity.CPU, *gpu], record_shapes=True
+                )
                 running.start()
                 self.running = running
                 self.span = span
@@ -72,8 +74,14 @@ class Profiler(Callback):
             return
         with best_effort("the profile", ADVICE):
             self.folder.mkdir(exist_ok=True)
-            stopped.export_chrome_trace(str(self.folder / f"rank-{self.rank}.trace.json.gz"))
-            order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+            stopped.export_chrome_trace(
+                str(self.folder / f"rank-{self.rank}.trace.json.gz")
+            )
+            order = (
+                "self_cuda_time_total"
+                if torch.cuda.is_available()
+                else "self_cpu_time_total"
+            )
             table = stopped.key_averages().table(sort_by=order, row_limit=MOST_ROWS)
             (self.folder / f"rank-{self.rank}.txt").write_text(table, encoding="utf-8")
             log.info("the profile is in %s", self.folder)

@@ -51,14 +51,18 @@ class ReporterThread:
         is_late: it was too slow once, of which there was a warning.
     """
 
-    def __init__(self, name: str, create: Callable[[], Reporter], longest_wait: float) -> None:
+    def __init__(
+        self, name: str, create: Callable[[], Reporter], longest_wait: float
+    ) -> None:
         self.name = name
         self.longest_wait = longest_wait
         self.is_late = False
         # Reports, each with what is set once the reporter was called.
         self.waiting: Queue[tuple[Report, threading.Event]] = Queue(MOST_WAITING)
         self.start: Future[None] = Future()
-        threading.Thread(target=self._serve, args=(create,), name=name, daemon=True).start()
+        threading.Thread(
+            target=self._serve, args=(create,), name=name, daemon=True
+        ).start()
 
     def has_started(self) -> bool:
         """Wait for the reporter; False, with a warning, if that takes too long.
@@ -83,13 +87,17 @@ class ReporterThread:
             self.waiting.put_nowait((report, is_done))
         except Full:
             is_done.set()
-            self._warn(f"{MOST_WAITING} reports wait for it, and further ones are dropped")
+            self._warn(
+                f"{MOST_WAITING} reports wait for it, and further ones are dropped"
+            )
         return is_done
 
     def wait(self, is_done: threading.Event, until: float) -> None:
         """Wait for a report until a moment of the monotonic clock; warn if it comes first."""
         if not is_done.wait(max(0.0, until - time.monotonic())):
-            self._warn("it does not respond, so the run continues without waiting for it")
+            self._warn(
+                "it does not respond, so the run continues without waiting for it"
+            )
 
     def _warn(self, fault: str) -> None:
         if not self.is_late:
@@ -118,7 +126,9 @@ class ReporterThread:
         return False
 
 
-def put_and_wait(reporters: list[ReporterThread], report: Report, seconds: float) -> None:
+def put_and_wait(
+    reporters: list[ReporterThread], report: Report, seconds: float
+) -> None:
     """Have every reporter called, and wait for all of them together."""
     until = time.monotonic() + seconds
     events = [reporter.put(report) for reporter in reporters]

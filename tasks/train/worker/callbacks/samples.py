@@ -14,7 +14,10 @@ from infini_llama.tasks.runs.generation import Writer
 from infini_llama.tasks.storage.dataset_files import verified_manifest
 from infini_llama.tasks.tokenizers.encoder import encoder_of_dataset
 from infini_llama.tasks.train.worker.callbacks.callback import Training, longest_silence
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, Sample
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
+    MetricsWriter,
+    Sample,
+)
 
 WHAT = "sampling from the model"
 ADVICE = "Correct train.sample_prompts, or set it to [], which writes no samples."
@@ -104,5 +107,6 @@ def sample_texts(
     for _ in writer.write(train.sample_tokens, sampling, is_over):
         pass
     return [
-        Sample(prompt, prompt + text) for prompt, text in zip(prompts, writer.texts, strict=True)
+        Sample(prompt, prompt + text)
+        for prompt, text in zip(prompts, writer.texts, strict=True)
     ]

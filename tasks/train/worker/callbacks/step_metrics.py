@@ -34,7 +34,10 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
     longest_silence,
 )
 from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, reporters
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
+    MetricsWriter,
+    reporters,
+)
 from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -78,7 +81,9 @@ class StepMetrics(Callback):
             )
             self.writer = MetricsWriter(attempt.run_dir, train.logging_steps, active)
             if attempt.model.attention == "infini":
-                longest = read_dataset(attempt.dataset_path).content.train.longest_document
+                longest = read_dataset(
+                    attempt.dataset_path
+                ).content.train.longest_document
                 self.gate_warnings.at_start(attempt.model.unread_tokens, longest)
         if attempt.model.attention == "infini":
             with training.strategy.full_parameters():
@@ -139,7 +144,9 @@ class StepMetrics(Callback):
         model = self.training.strategy.model.config
         frozen = self.training.attempt.config.train.frozen_layers
         flops = flops_per_token(model, length, frozen) * input_tokens
-        flops -= head_flops_per_token(model, frozen) * result.update.tokens_without_logits
+        flops -= (
+            head_flops_per_token(model, frozen) * result.update.tokens_without_logits
+        )
         flops_per_second = flops / measured.step_time
         return changed(
             measured,
@@ -175,7 +182,10 @@ def warn_of_few_targets(train: TrainingConfig, targets: int, tokens: int) -> Non
     """
     in_tokens = [
         f"train.{key}={value}"
-        for key, value in (("eval_steps", train.eval_steps), ("save_steps", train.save_steps))
+        for key, value in (
+            ("eval_steps", train.eval_steps),
+            ("save_steps", train.save_steps),
+        )
         if duration(value).unit == "tokens"
     ]
     if in_tokens and 0 < targets < FEW * tokens:

@@ -9,12 +9,20 @@ import numpy as np
 from infini_llama.configs.errors import Diverged
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.records.train_state import SKIP_WINDOW, TrainState
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult, Update
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    Callback,
+    StepResult,
+    Update,
+)
 
 HISTORY = 128  # losses in which spikes are looked for
 ENOUGH = 32  # with fewer losses nothing is a spike
-NORMAL = 1.4826  # median absolute deviation to standard deviation, for a normal distribution
-MEAN_NORMAL = 1.2533  # mean absolute deviation to standard deviation, for a normal distribution
+NORMAL = (
+    1.4826  # median absolute deviation to standard deviation, for a normal distribution
+)
+MEAN_NORMAL = (
+    1.2533  # mean absolute deviation to standard deviation, for a normal distribution
+)
 # Share of the median, or of one nat: losses that hardly differ make no spike of a small difference.
 SMALLEST = 1e-3
 FIRST_SCALE = 2.0**16
@@ -157,8 +165,12 @@ class UpdatePolicy(Callback):
         elif not overflow:
             rows = self.rows(result.samples).tolist()
             reason = self._reason(update)
-            message = "step %d: loss %s, gradient norm %s; update skipped because %s; rows %s"
-            log.warning(message, state.step, update.loss, update.grad_norm, reason, rows)
+            message = (
+                "step %d: loss %s, gradient norm %s; update skipped because %s; rows %s"
+            )
+            log.warning(
+                message, state.step, update.loss, update.grad_norm, reason, rows
+            )
             recent = [step for step in self.skips if step > state.step - SKIP_WINDOW]
             self.skips = [*recent, state.step]
             if len(self.skips) > self.limit:

@@ -78,7 +78,11 @@ def to_batch(
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The array as a tensor on `device`, copied to a GPU from pinned memory while it computes."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor
+    )
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,9 @@ class TrainBatches:
             samples_consumed, self.plan.global_batch, self.plan.seed
         )
 
-    def micro_batches(self, samples_consumed: int, device: torch.device) -> Iterator[Batch]:
+    def micro_batches(
+        self, samples_consumed: int, device: torch.device
+    ) -> Iterator[Batch]:
         """This rank's micro-batches of that step, in order."""
         stage = self.stage(samples_consumed)
         reader = stage.reader
@@ -244,7 +250,9 @@ class TrainBatches:
             rows = all_rows[part]
             documents = reader.documents(rows) if self.plan.isolate else None
             weights = None if row_weights is None else row_weights[part]
-            yield to_batch(reader.gather(rows), reader.targets(rows), device, documents, weights)
+            yield to_batch(
+                reader.gather(rows), reader.targets(rows), device, documents, weights
+            )
 
     def targets(self, samples_consumed: int) -> int:
         """Labels that count in that step, over all ranks.
@@ -279,7 +287,11 @@ class TrainBatches:
     def input_tokens(self, samples_consumed: int) -> int:
         """Tokens that the model reads in that step, over all ranks, padding among them."""
         stage = self.stage(samples_consumed)
-        return self.plan.global_batch * stage.rows_per_sample * stage.reader.sequence_length
+        return (
+            self.plan.global_batch
+            * stage.rows_per_sample
+            * stage.reader.sequence_length
+        )
 
 
 class GlobalBatch(NamedTuple):
@@ -312,7 +324,9 @@ class Prefetch:
         self.device = device
         self.following = following
         self.workers = workers
-        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
+        self.threads = (
+            ThreadPoolExecutor(workers, thread_name_prefix="data") if workers else None
+        )
         self.ahead: dict[int, Future[GlobalBatch]] = {}
 
     def batch_at(self, samples: int) -> GlobalBatch:
@@ -323,7 +337,9 @@ class Prefetch:
         ahead: dict[int, Future[GlobalBatch]] = {}
         first = samples
         for _ in range(self.workers + 1):
-            ahead[first] = self.ahead.get(first) or self.threads.submit(self._build, first)
+            ahead[first] = self.ahead.get(first) or self.threads.submit(
+                self._build, first
+            )
             first = self.following(first)
         # A batch built for a position that is never reached is dropped.
         self.ahead = ahead

@@ -54,7 +54,9 @@ class Compiled:
     """
 
     def __init__(self, module: nn.Module, model: Llama, what: str) -> None:
-        self.parts: list[nn.Module] = [*model.model.layers] if what == "block" else [module]
+        self.parts: list[nn.Module] = (
+            [*model.model.layers] if what == "block" else [module]
+        )
         inductor.fallback_random = True  # dropout draws as without compilation
         if model.lm_head.weight.device.type == "cuda":
             # Else kernels are chosen by their times, and a resumed run might choose others.
@@ -97,11 +99,17 @@ def compile_if_it_agrees(
     run = RunFolder(run_dir)
     before = run.find(CompileRecord, run.compile)
     if before and before.compile == what and before.reason:
-        log.warning("train.compile=%s stays off, as in the first attempt: %s", what, before.reason)
+        log.warning(
+            "train.compile=%s stays off, as in the first attempt: %s",
+            what,
+            before.reason,
+        )
         return
     began = time.perf_counter()
     compiled = Compiled(module, model, what)
-    reason = disagreement(module, compiled, first_batch, ranks, TOLERANCE[plan.precision])
+    reason = disagreement(
+        module, compiled, first_batch, ranks, TOLERANCE[plan.precision]
+    )
     seconds = time.perf_counter() - began
     if ranks.is_rank0:
         record = CompileRecord(
@@ -115,7 +123,9 @@ def compile_if_it_agrees(
         compiled.switch_off()
         # The rank whose fault it is warns of it.
         level = logging.INFO if reason == ELSEWHERE else logging.WARNING
-        message = "train.compile=%s is turned off, and the run continues in eager mode: %s"
+        message = (
+            "train.compile=%s is turned off, and the run continues in eager mode: %s"
+        )
         log.log(level, message, what, reason)
         if before and not before.reason:
             log.warning(

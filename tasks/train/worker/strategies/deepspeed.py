@@ -155,7 +155,9 @@ class DeepSpeed:
         utils = self.deepspeed.utils
         state: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters_by_name.items():
-            state[f"model.{name}"] = self._rows(utils.safe_get_full_fp32_param(parameter))
+            state[f"model.{name}"] = self._rows(
+                utils.safe_get_full_fp32_param(parameter)
+            )
             for moment in self.moments:
                 state[f"optimizer.{name}.{moment}"] = self._rows(
                     utils.safe_get_full_optimizer_state(parameter, moment)
@@ -164,7 +166,9 @@ class DeepSpeed:
         return state
 
     @torch.no_grad()
-    def load_tensors(self, checkpoint: Path, has_own_optimizer: bool = True) -> list[str]:
+    def load_tensors(
+        self, checkpoint: Path, has_own_optimizer: bool = True
+    ) -> list[str]:
         tensors = self.tensors()
         anew = load_but_for_new_state(checkpoint, tensors, has_own_optimizer)
         utils = self.deepspeed.utils
@@ -181,13 +185,17 @@ class DeepSpeed:
                 for moment, value in moments.items():
                     utils.safe_set_full_optimizer_state(parameter, value, moment)
             else:
-                utils.safe_set_local_fp32_param(parameter, self._partition(parameter, weights))
+                utils.safe_set_local_fp32_param(
+                    parameter, self._partition(parameter, weights)
+                )
                 for moment, value in moments.items():
                     utils.safe_set_local_optimizer_state(
                         parameter, self._partition(parameter, value), moment
                     )
         for updates in self._updates():
-            updates.copy_(tensors[f"optimizer.{next(iter(self.parameters_by_name))}.step"])
+            updates.copy_(
+                tensors[f"optimizer.{next(iter(self.parameters_by_name))}.step"]
+            )
         return anew
 
     def full_parameters(self) -> AbstractContextManager[None]:

@@ -67,8 +67,12 @@ class LossModule(nn.Module):
             size = self.model.config.segment_length
             input_ids = self.context.part(input_ids, size)
             labels = self.context.part(labels, size)
-        with self.autocast:  # in here, since DeepSpeed's engine switches off any around it
-            return self.model.loss(input_ids, labels, documents, self.context, row_weights)[0]
+        with (
+            self.autocast
+        ):  # in here, since DeepSpeed's engine switches off any around it
+            return self.model.loss(
+                input_ids, labels, documents, self.context, row_weights
+            )[0]
 
 
 class NativeStrategy:
@@ -118,7 +122,9 @@ class NativeStrategy:
 
     def clip_gradients(self, scale: float = 1.0) -> None:
         gradients = [
-            parameter.grad for parameter in self.wrapped.parameters() if parameter.grad is not None
+            parameter.grad
+            for parameter in self.wrapped.parameters()
+            if parameter.grad is not None
         ]
         if scale != 1.0:
             for gradient in gradients:
@@ -141,7 +147,9 @@ class NativeStrategy:
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = model_tensors(self.model)
         trained = {
-            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+            parameter
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
         }
         for name, parameter in self.model.named_parameters():
             assert parameter in trained or not parameter.requires_grad, (
@@ -152,14 +160,18 @@ class NativeStrategy:
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
 
-    def load_tensors(self, checkpoint: Path, has_own_optimizer: bool = True) -> list[str]:
+    def load_tensors(
+        self, checkpoint: Path, has_own_optimizer: bool = True
+    ) -> list[str]:
         return load_but_for_new_state(checkpoint, self.tensors(), has_own_optimizer)
 
     def full_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def to_plain_model(self) -> Llama | None:
-        if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+        if not any(
+            isinstance(parameter, DTensor) for parameter in self.model.parameters()
+        ):
             return self.model if self.ranks.is_rank0 else None
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
@@ -179,7 +191,9 @@ class DDP(NativeStrategy):
 
     def _wrap(self, model: Llama, module: nn.Module) -> nn.Module:
         devices = [self.ranks.local_rank] if self.ranks.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            module, device_ids=devices, gradient_as_bucket_view=True
+        )
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last else self.wrapped.no_sync()
@@ -250,7 +264,9 @@ def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
     """
     with torch.device("meta"):
         plain = Llama(model.config)
-    plain.load_state_dict(tensors, strict=False, assign=True)  # a tied head is not in it
+    plain.load_state_dict(
+        tensors, strict=False, assign=True
+    )  # a tied head is not in it
     plain.tie_weights()
     return plain
 
@@ -270,7 +286,9 @@ def load_but_for_new_state(
         names of the tensors that were not filled.
     """
     of_optimizer = {name for name in tensors if name.startswith("optimizer.")}
-    anew = of_optimizer - tensor_names(checkpoint) if has_own_optimizer else of_optimizer
+    anew = (
+        of_optimizer - tensor_names(checkpoint) if has_own_optimizer else of_optimizer
+    )
     known = {name: value for name, value in tensors.items() if name not in anew}
     load_tensors(checkpoint, known)
     return sorted(anew)
@@ -289,7 +307,9 @@ def init_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    for group, learning_rate in zip(optimizer.param_groups, learning_rates, strict=True):
+    for group, learning_rate in zip(
+        optimizer.param_groups, learning_rates, strict=True
+    ):
         group["lr"] = learning_rate
     for state in optimizer.state.values():
         for value in state.values():

@@ -10,7 +10,9 @@ from infini_llama.configs.schedules import factor
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
 
-Group = dict[str, Any]  # as torch's optimizers take them, with a "name" and the "peak_lr"
+Group = dict[
+    str, Any
+]  # as torch's optimizers take them, with a "name" and the "peak_lr"
 
 
 def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimizer:
@@ -19,7 +21,11 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     Each group has its peak rate as "peak_lr"; decay is decoupled from the gradient (arXiv
     1711.05101) but for Adam and SGD.
     """
-    groups = [group for group in parameter_groups(model, train.weight_decay) if group["params"]]
+    groups = [
+        group
+        for group in parameter_groups(model, train.weight_decay)
+        if group["params"]
+    ]
     of_memories = {"gates": train.gate_learning_rate, "maps": train.map_learning_rate}
     for group in groups:
         group["peak_lr"] = of_memories.get(group["name"], train.learning_rate)
@@ -31,7 +37,9 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
     return Both(of_matrices, _made(optimizer.update, others, train))
 
 
-def _made(update: Update, groups: list[Group], train: TrainingConfig) -> torch.optim.Optimizer:
+def _made(
+    update: Update, groups: list[Group], train: TrainingConfig
+) -> torch.optim.Optimizer:
     make: Any = resolve_name(update.maker)
     return make(groups, lr=train.learning_rate, **update.arguments(train))
 
@@ -42,7 +50,9 @@ class Both(torch.optim.Optimizer):
     Their groups and states are shared, not copied.
     """
 
-    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, first: torch.optim.Optimizer, second: torch.optim.Optimizer
+    ) -> None:
         super().__init__(first.param_groups + second.param_groups, {})
         self.parts = (first, second)
         first.state = self.state
@@ -64,7 +74,9 @@ def _split_matrices(model: Llama, groups: list[Group]) -> tuple[Group, list[Grou
     of_layers = {id(parameter) for parameter in model.model.layers.parameters()}
     decay = next(group for group in groups if group["name"] == "decay")
     inner = [parameter for parameter in decay["params"] if id(parameter) in of_layers]
-    outer = [parameter for parameter in decay["params"] if id(parameter) not in of_layers]
+    outer = [
+        parameter for parameter in decay["params"] if id(parameter) not in of_layers
+    ]
     others = [group for group in groups if group is not decay]
     if outer:
         others.insert(0, decay | {"params": outer})

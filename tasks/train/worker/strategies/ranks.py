@@ -33,7 +33,9 @@ class Ranks:
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
         self.device = (
-            torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
+            torch.device("cuda", self.local_rank)
+            if device == "cuda"
+            else torch.device("cpu")
         )
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -49,7 +51,9 @@ class Ranks:
         )
         # Checkpoints are written beside the training steps, so their collective calls need a group
         # of their own.
-        self.saving_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+        self.saving_group = cast(
+            dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout)
+        )
         self.timeout = timeout
         self.context = cast(Context | None, None)
 
@@ -71,7 +75,11 @@ class Ranks:
 
         A share belongs to one rank, or with context parallelism to one group of ranks.
         """
-        return self.world_size if self.context is None else self.world_size // self.context.size
+        return (
+            self.world_size
+            if self.context is None
+            else self.world_size // self.context.size
+        )
 
     @property
     def data_rank(self) -> int:

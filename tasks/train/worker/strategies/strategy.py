@@ -81,7 +81,9 @@ class Strategy(Protocol):
         """
         ...
 
-    def load_tensors(self, checkpoint: Path, has_own_optimizer: bool = True) -> list[str]:
+    def load_tensors(
+        self, checkpoint: Path, has_own_optimizer: bool = True
+    ) -> list[str]:
         """Fill model and optimizer from a verified checkpoint.
 
         It may have been written under any strategy by any number of ranks.
@@ -120,7 +122,9 @@ def build_strategy(
         ConfigError: DeepSpeed is not installed.
     """
     half = torch.float16 if precision == "fp16" else torch.bfloat16
-    autocast = torch.autocast(ranks.device.type, dtype=half, enabled=precision != "fp32")
+    autocast = torch.autocast(
+        ranks.device.type, dtype=half, enabled=precision != "fp32"
+    )
     make: Any = resolve_name(STRATEGIES[train.parallel].maker)
     if ranks.world_size == 1 and issubclass(make, NativeStrategy):
         make = NativeStrategy  # there is nothing to spread

@@ -23,6 +23,10 @@ def test_bash_completes_the_names_of_files(line, completed, tmp_path, capsys):
     ask = f"COMP_WORDS=(infini-llama {line}); COMP_CWORD={len(line.split())}; _shtab_infini_llama"
     script = f'{capsys.readouterr().out}\n{ask}; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert sorted(done.stdout.split()) == completed, done.stderr

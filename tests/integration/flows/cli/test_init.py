@@ -34,7 +34,9 @@ def begin_on(tmp_path):
         folder = tmp_path / name
         (folder / "texts").mkdir(parents=True)
         for number in range(50):
-            (folder / f"texts/{number}.txt").write_text(f"a sentence of {number} words. " * 400)
+            (folder / f"texts/{number}.txt").write_text(
+                f"a sentence of {number} words. " * 400
+            )
         machine = lay_out(folder, gpus=gpus)
         output = folder / f"{name}.yaml"
         record = write_new(
@@ -46,13 +48,19 @@ def begin_on(tmp_path):
             machine,
         )
         config = load_config(output)
-        return record, config, plan_environment(config, probe(folder / "home", config, machine))
+        return (
+            record,
+            config,
+            plan_environment(config, probe(folder / "home", config, machine)),
+        )
 
     return write
 
 
 @pytest.mark.parametrize(
-    "name", ["emo 😀", "next\x85line", 'quoted "\\'], ids=["emoji", "next line", "quotes"]
+    "name",
+    ["emo 😀", "next\x85line", 'quoted "\\'],
+    ids=["emoji", "next line", "quotes"],
 )
 def test_every_path_can_be_read_back(tmp_path, name):
     folder = tmp_path / name
@@ -61,10 +69,19 @@ def test_every_path_can_be_read_back(tmp_path, name):
         (folder / f"{number}.txt").write_text(f"a sentence of {number} words. " * 400)
     output = tmp_path / "my.yaml"
     write_new(
-        output, [str(folder)], "softmax", tmp_path / "home", Overrides(), lay_out(tmp_path, gpus=[])
+        output,
+        [str(folder)],
+        "softmax",
+        tmp_path / "home",
+        Overrides(),
+        lay_out(tmp_path, gpus=[]),
     )
     data = load_config(output).data
-    assert [path for path in (*data.files, *data.validation_files) if str(folder) not in path] == []
+    assert [
+        path
+        for path in (*data.files, *data.validation_files)
+        if str(folder) not in path
+    ] == []
 
 
 @pytest.mark.parametrize("kind", [H100, T4], ids=["H100", "T4"])
@@ -74,7 +91,9 @@ def test_every_gpu_has_work_and_the_model_fits(begin_on, kind, count, tokens):
     record, config, plan = begin_on([kind] * count, tokens=tokens)
     assert plan.nproc_per_node == record.workers == count
     assert config.train.global_batch_size % (count * plan.micro_batch_size) == 0
-    assert not [finding for finding in plan.findings if finding.name in ("memory", "workers")]
+    assert not [
+        finding for finding in plan.findings if finding.name in ("memory", "workers")
+    ]
     assert record.parameters == parameters(model_of(config))
     if tokens:
         assert abs(record.tokens / tokens - 1) < 0.01
@@ -102,7 +121,8 @@ def test_more_text_more_time_and_more_memory_make_larger_models(begin_on):
 
 def test_a_setting_that_saves_memory_is_in_the_file(begin_on):
     config = begin_on(
-        [{**T4, "memory": int(2.3 * GIB), "free": int(2.3 * GIB)}], parameters=130_000_000
+        [{**T4, "memory": int(2.3 * GIB), "free": int(2.3 * GIB)}],
+        parameters=130_000_000,
     )[1]
     assert config.train.activation_checkpointing == "full"
 
@@ -116,8 +136,13 @@ def test_a_gpu_that_holds_no_model_is_named(begin_on):
 def test_the_training_of_a_llama_is_continued_on_every_gpu(tmp_path, count):
     (tmp_path / "texts").mkdir()
     for number in range(50):
-        (tmp_path / f"texts/{number}.txt").write_text(f"a sentence of {number} words. " * 400)
-    folder, machine = write_llama(tmp_path / "theirs"), lay_out(tmp_path, gpus=[H100] * count)
+        (tmp_path / f"texts/{number}.txt").write_text(
+            f"a sentence of {number} words. " * 400
+        )
+    folder, machine = (
+        write_llama(tmp_path / "theirs"),
+        lay_out(tmp_path, gpus=[H100] * count),
+    )
     output, home = tmp_path / "my.yaml", tmp_path / "home"
     record = write_continuation(
         output, [str(tmp_path / "texts")], str(folder), None, home, Overrides(), machine
@@ -125,8 +150,13 @@ def test_the_training_of_a_llama_is_continued_on_every_gpu(tmp_path, count):
     config = load_config(output)
     plan = plan_environment(config, probe(home, config, machine))
     assert plan.nproc_per_node == record.workers == max(1, count)
-    assert config.train.global_batch_size % (record.workers * plan.micro_batch_size) == 0
-    assert (config.train.init_from, config.data.tokenizer.path) == (str(folder), str(folder))
+    assert (
+        config.train.global_batch_size % (record.workers * plan.micro_batch_size) == 0
+    )
+    assert (config.train.init_from, config.data.tokenizer.path) == (
+        str(folder),
+        str(folder),
+    )
     size = sum(path.stat().st_size for path in (tmp_path / "texts").iterdir())
     assert record.text_tokens == size, "its vocabulary is of bytes"
     assert record.tokens <= 1.1 * record.text_tokens
@@ -165,7 +195,9 @@ def begin(tmp_path):
         for number, text in enumerate(texts):
             (tmp_path / f"my # {number}.txt").write_text(text)
         output = tmp_path / name
-        return output, write_new(output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home")
+        return output, write_new(
+            output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home"
+        )
 
     return write
 
@@ -189,7 +221,9 @@ def test_comments_are_aligned(begin):
 
 def test_of_few_files_one_is_held_out(begin):
     """A fraction of three documents is often none."""
-    output, _ = begin("a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2)))
+    output, _ = begin(
+        "a short one. ", *(f"a sentence of {n} words. " * 1000 for n in range(2))
+    )
     data = load_config(output).data
     assert len(data.validation_files) == 1 and "my # 0" not in data.validation_files[0]
     corpus = survey(data)
@@ -201,7 +235,9 @@ def test_one_document_is_reported_before_building(begin):
     assert "data.validation_files" in record.warning
 
 
-@pytest.mark.parametrize("name", ["my.txt", "my", "my conf.yaml", "-my.yaml", "nowhere/my.yaml"])
+@pytest.mark.parametrize(
+    "name", ["my.txt", "my", "my conf.yaml", "-my.yaml", "nowhere/my.yaml"]
+)
 def test_a_name_that_run_would_refuse_is_refused(begin, tmp_path, name):
     with pytest.raises(ConfigError):
         begin("a sentence of some words. " * 1000, name=name)
@@ -221,7 +257,9 @@ def test_too_little_text_is_refused(begin, tmp_path):
 
 
 def test_a_text_in_another_field_is_found_by_its_name(tmp_path):
-    lines = [json.dumps({"title": f"t{n}", "body": "some words " * 60}) for n in range(200)]
+    lines = [
+        json.dumps({"title": f"t{n}", "body": "some words " * 60}) for n in range(200)
+    ]
     (tmp_path / "notes.jsonl").write_text("\n".join(lines))
     output = tmp_path / "my.yaml"
     files = [str(tmp_path / "notes.jsonl")]
@@ -236,7 +274,12 @@ def test_a_text_in_another_field_is_found_by_its_name(tmp_path):
 def test_another_delimiter_is_named(tmp_path):
     (tmp_path / "notes.csv").write_text("id;text\n" + "0;words\n" * 90)
     with pytest.raises(DataError, match="has fields between semicolons"):
-        write_new(tmp_path / "my.yaml", [str(tmp_path / "notes.csv")], "softmax", tmp_path / "home")
+        write_new(
+            tmp_path / "my.yaml",
+            [str(tmp_path / "notes.csv")],
+            "softmax",
+            tmp_path / "home",
+        )
 
 
 def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
@@ -244,7 +287,10 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     (tmp_path / "plain.txt").write_text(text)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
     not_text = NotText(tmp_path / "home")
-    sections = [TextConfig(files=[str(tmp_path / name)]) for name in ("plain.txt", "packed.txt.gz")]
+    sections = [
+        TextConfig(files=[str(tmp_path / name)])
+        for name in ("plain.txt", "packed.txt.gz")
+    ]
     inputs = [source_of(section).inputs(not_text) for section in sections]
     plain, packed = (sampled_tokens(of_file.training) for of_file in inputs)
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1

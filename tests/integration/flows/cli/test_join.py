@@ -26,7 +26,8 @@ def home(tmp_path, monkeypatch):
 def end(home, code: int) -> None:
     kind = "done" if code == 0 else "failed"
     append_attempt(
-        RunFolder(home / "runs" / "mine"), AttemptRecord(attempt=1, kind=kind, code=code)
+        RunFolder(home / "runs" / "mine"),
+        AttemptRecord(attempt=1, kind=kind, code=code),
     )
 
 
@@ -81,9 +82,13 @@ def test_a_later_node_joins(home, capsys, monkeypatch, command, variables):
     end(home, 0)
     config = home / "mine.yaml"
     config.write_text(
-        yaml.safe_dump({"data": {"source": "python-stdlib"}, "runtime": {"name": "mine"}})
+        yaml.safe_dump(
+            {"data": {"source": "python-stdlib"}, "runtime": {"name": "mine"}}
+        )
     )
     name, *options = command
     assert main([name, str(config), "environment.nnodes=2", *options]) == 0
-    assert f"joined      {home / 'runs' / 'mine'}: it has ended" in capsys.readouterr().out
+    assert (
+        f"joined      {home / 'runs' / 'mine'}: it has ended" in capsys.readouterr().out
+    )
     assert not (home / "datasets").exists()

@@ -7,12 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from support.laboratory import COMMAND, Laboratory, Started, kill, own_environment, workers_of
+from support.laboratory import (
+    COMMAND,
+    Laboratory,
+    Started,
+    kill,
+    own_environment,
+    workers_of,
+)
 from support.waiting import wait_until
 
 # Learning a unigram tokenizer of Python's library takes seconds.
 SLOW_TEXT = ["data.tokenizer.kind=unigram", "data.tokenizer.vocab_size=8000"]
-SHORT = ["train.max_steps=10", "train.warmup_steps=2", "train.save_steps=5", "train.eval_steps=100"]
+SHORT = [
+    "train.max_steps=10",
+    "train.warmup_steps=2",
+    "train.save_steps=5",
+    "train.eval_steps=100",
+]
 LONG_EVALUATION = [
     "evaluate.after_training=[perplexity,passkey]",
     "evaluate.passkey_lengths=[4096,16384,65536]",
@@ -62,7 +74,9 @@ def test_while_text_is_prepared(slow_lab, number):
     wait_for_line(started, "training the tokenizer")
     text = stop(started, number)
     assert "the same command" in text
-    assert (f"received {number.name}" in text) == (number in (signal.SIGUSR1, signal.SIGXCPU))
+    assert (f"received {number.name}" in text) == (
+        number in (signal.SIGUSR1, signal.SIGXCPU)
+    )
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -99,7 +113,13 @@ def test_while_the_trained_model_is_evaluated(lab, direct):
 
 def test_commands_that_do_not_go_on_keep_the_codes_of_signals(lab):
     lab.finish("measured", *SHORT)
-    arguments = [COMMAND, "evaluate", str(lab.run_dir("measured")), "--passkey", "--lengths=65536"]
+    arguments = [
+        COMMAND,
+        "evaluate",
+        str(lab.run_dir("measured")),
+        "--passkey",
+        "--lengths=65536",
+    ]
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = subprocess.Popen(arguments, env=own_environment(lab.home))
         try:
@@ -132,7 +152,10 @@ def test_a_job_whose_time_is_nearly_up_goes_back_into_the_queue(slow_lab, moment
         (folder / "bin" / name).chmod(0o755)
     path = f"{folder}/bin:{Path(COMMAND).parent}:{os.environ['PATH']}"
     job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}
-    settings = [f"runtime.home={folder}", *(SLOW_TEXT if moment == "preparation" else SHORT)]
+    settings = [
+        f"runtime.home={folder}",
+        *(SLOW_TEXT if moment == "preparation" else SHORT),
+    ]
     log = folder / "job.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

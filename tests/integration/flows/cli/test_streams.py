@@ -31,19 +31,29 @@ def unwritable(request):
     os.close(number)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")  # noqa: PTH110
+@pytest.mark.skipif(
+    not os.path.exists("/dev/full"), reason="needs a file that is always full"
+)  # noqa: PTH110
 def test_the_exit_code_is_right_where_messages_cannot_be_written(tmp_path, unwritable):
     def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([COMMAND, *arguments], env=own_environment(tmp_path), **streams)
+        return subprocess.run(
+            [COMMAND, *arguments], env=own_environment(tmp_path), **streams
+        )
 
     assert (
-        run("train", str(tmp_path / "missing.yaml"), "--verbose", stderr=unwritable).returncode
+        run(
+            "train", str(tmp_path / "missing.yaml"), "--verbose", stderr=unwritable
+        ).returncode
         == 64
     )
-    refused = run("report", "nothing", "--json", stderr=unwritable, stdout=subprocess.PIPE)
+    refused = run(
+        "report", "nothing", "--json", stderr=unwritable, stdout=subprocess.PIPE
+    )
     assert (refused.returncode, json.loads(refused.stdout)["exit_code"]) == (64, 64)
     assert (
-        run("report", "nothing", "--json", stderr=subprocess.PIPE, stdout=unwritable).returncode
+        run(
+            "report", "nothing", "--json", stderr=subprocess.PIPE, stdout=unwritable
+        ).returncode
         == 64
     )
     listed = run("runs", "--json", stderr=unwritable, stdout=subprocess.PIPE)
@@ -54,12 +64,21 @@ def test_a_folder_that_was_removed_is_named(tmp_path):
     (tmp_path / "gone").mkdir()
     command = f"cd {tmp_path / 'gone'} && rmdir ../gone && exec {COMMAND} runs"
     ended = subprocess.run(
-        ["sh", "-c", command], env=own_environment(tmp_path), capture_output=True, text=True
+        ["sh", "-c", command],
+        env=own_environment(tmp_path),
+        capture_output=True,
+        text=True,
     )
-    assert ended.returncode == 64 and "folder" in ended.stderr and "Traceback" not in ended.stderr
+    assert (
+        ended.returncode == 64
+        and "folder" in ended.stderr
+        and "Traceback" not in ended.stderr
+    )
 
 
-@pytest.mark.parametrize(("backend", "kept"), [("nonsense", "None"), ("tkagg", "tkagg")])
+@pytest.mark.parametrize(
+    ("backend", "kept"), [("nonsense", "None"), ("tkagg", "tkagg")]
+)
 def test_charts_are_drawn_whatever_the_backend_for_windows(backend, kept):
     check = (
         "import os, sys; from infini_llama.tasks.document import Chart, Curve; from infini_llama.tasks.report.charts import svg; "
@@ -68,6 +87,10 @@ def test_charts_are_drawn_whatever_the_backend_for_windows(backend, kept):
     )
     environment = os.environ | {"MPLBACKEND": backend}
     drawn = subprocess.run(
-        [sys.executable, "-c", check], env=environment, check=True, capture_output=True, text=True
+        [sys.executable, "-c", check],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert drawn.stdout.split() == [backend, kept]

@@ -18,7 +18,9 @@ def test_each_measurement_is_taken_once_for_its_settings(run_of):
     folder, _ = run_of("measured", **INFINI)
     assert evaluate_trained(folder, settings()) == Evaluations()
     wanted = settings(
-        after_training=["perplexity", "passkey"], sequences=3, passkey_lengths=[300, 400]
+        after_training=["perplexity", "passkey"],
+        sequences=3,
+        passkey_lengths=[300, 400],
     )
     first = evaluate_trained(folder, wanted)
     assert first.perplexity.memory == evaluate(folder, sequences=3).memory
@@ -29,12 +31,15 @@ def test_each_measurement_is_taken_once_for_its_settings(run_of):
     assert again.perplexity == first.perplexity
     evaluate_trained(folder, wanted.model_copy(update={"sequences": 4}))
     assert (folder / RESULTS).read_text() != before
-    (folder / RESULTS).write_text(before + '{"kind": "eval')  # a kill in the middle of a line
+    (folder / RESULTS).write_text(
+        before + '{"kind": "eval'
+    )  # a kill in the middle of a line
     assert evaluate_trained(folder, wanted) == again
     evaluate(folder, sequences=3)
-    assert json.loads((folder / RESULTS).read_text().splitlines()[-1])["kind"] == "evaluate", (
-        "a line of its own"
-    )
+    assert (
+        json.loads((folder / RESULTS).read_text().splitlines()[-1])["kind"]
+        == "evaluate"
+    ), "a line of its own"
     assert [json.loads(line)["kind"] for line in before.splitlines()] == [
         "evaluate",
         "passkey",

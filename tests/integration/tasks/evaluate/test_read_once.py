@@ -32,8 +32,13 @@ from infini_llama.tasks.preprocess.sources.passkey import (
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 SEGMENT, STEPS, ROWS, FACTS = 32, 1500, 16, 20
-LENGTHS = (256, 1024)  # tokens before the facts; texts of training have at most six segments
-WORDS = [first + vowel + last for first in "bdfgklmn" for vowel in "aeiou" for last in "lnrs"]
+LENGTHS = (
+    256,
+    1024,
+)  # tokens before the facts; texts of training have at most six segments
+WORDS = [
+    first + vowel + last for first in "bdfgklmn" for vowel in "aeiou" for last in "lnrs"
+]
 # Both sides add the same segments' products, in another order and other partial sums, so that they
 # agree up to rounding: of fp64 and fp32 sums over 70 segments, through two layers.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of log-probabilities, nats
@@ -46,7 +51,9 @@ def words_of(seed: int, count: int) -> list[str]:
 def encoder() -> TextEncoder:
     """Each word and each digit is a token."""
     text = HEAD + FILLER + HIDDEN.format(key="0123456789") + QUESTION
-    tokens = dict.fromkeys(["<|endoftext|>", *re.findall(r"\d|[a-zA-Z]+|[.?]", text), *WORDS])
+    tokens = dict.fromkeys(
+        ["<|endoftext|>", *re.findall(r"\d|[a-zA-Z]+|[.?]", text), *WORDS]
+    )
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -67,8 +74,12 @@ def batches(of: TextEncoder, count: int) -> Iterator[tuple[torch.Tensor, torch.T
         rows.append((torch.tensor(ids), labels))
         if len(rows) == ROWS:
             inputs, labels = (
-                torch.nn.utils.rnn.pad_sequence(part, batch_first=True, padding_value=padding)
-                for part, padding in zip(zip(*rows, strict=True), (0, IGNORE_INDEX), strict=True)
+                torch.nn.utils.rnn.pad_sequence(
+                    part, batch_first=True, padding_value=padding
+                )
+                for part, padding in zip(
+                    zip(*rows, strict=True), (0, IGNORE_INDEX), strict=True
+                )
             )
             yield inputs[:, :-1], labels[:, 1:]
             rows = []
@@ -100,7 +111,9 @@ def trained() -> tuple[Llama, TextEncoder]:
     for step, (inputs, labels) in enumerate(batches(of, STEPS)):
         model.set_write_jitter(64.0 ** min(1.0, max(0.0, 2 * step / STEPS - 0.5)))
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 100, (STEPS - step) / (STEPS / 5))
+            group["lr"] = 3e-3 * min(
+                1.0, (step + 1) / 100, (STEPS - step) / (STEPS / 5)
+            )
         total, count = model.loss(inputs, labels)
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -153,7 +166,9 @@ def test_a_text_that_is_read_once_gives_the_answers_of_each_text_read_whole(
     results = passkey_after(model, of, LENGTHS, HiddenFacts("passkey", FACTS, 0), book)
     assert len(begun) == FACTS * len(LENGTHS)
     for number, cell in enumerate(results):
-        assert cell["memory"].right_tokens > 0.6 and cell["no_memory"].right_tokens < 0.4
+        assert (
+            cell["memory"].right_tokens > 0.6 and cell["no_memory"].right_tokens < 0.4
+        )
         right_if_first = 0
         for text in begun[number * FACTS : (number + 1) * FACTS]:
             answer = torch.tensor(text.asked.answer)

@@ -25,7 +25,13 @@ def export_of(run_of, tmp_path) -> Callable[..., tuple[Path, Llama]]:
 
     def make(**changes: object) -> tuple[Path, Llama]:
         run, model = run_of(**changes)
-        export(run, tmp_path / "out", checkpoint="latest", dtype="float32", max_shard_size="5GB")
+        export(
+            run,
+            tmp_path / "out",
+            checkpoint="latest",
+            dtype="float32",
+            max_shard_size="5GB",
+        )
         return tmp_path / "out", model
 
     return make

@@ -43,15 +43,26 @@ def test_a_resized_vocabulary_is_saved_and_loaded(folder, tmp_path):
 
 def test_settings_given_on_loading_are_applied(folder):
     assert opened(folder, attention_dropout=0.5)._llama.config.attention_dropout == 0.5
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=True, num_hidden_layers=1)
-    assert len(AutoModelForCausalLM.from_config(config, trust_remote_code=True).model.layers) == 1
+    config = AutoConfig.from_pretrained(
+        folder, trust_remote_code=True, num_hidden_layers=1
+    )
+    assert (
+        len(
+            AutoModelForCausalLM.from_config(
+                config, trust_remote_code=True
+            ).model.layers
+        )
+        == 1
+    )
 
 
 def test_sdpa_is_accepted_and_auto_model_gives_hidden_states(folder):
     model, base = opened(folder, attn_implementation="sdpa"), opened(folder, AutoModel)
     ids = torch.randint(0, 300, (2, 20))
     with torch.no_grad():
-        assert torch.equal(model.lm_head(base(ids).last_hidden_state), model(ids).logits)
+        assert torch.equal(
+            model.lm_head(base(ids).last_hidden_state), model(ids).logits
+        )
 
 
 def test_a_device_map_keeps_the_layers_together(folder):
@@ -72,14 +83,18 @@ def test_files_have_the_modes_of_the_umask(export_of, umask):
         folder, _ = export_of()
     finally:
         os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        0o666 & ~umask
+    }
 
 
 def test_the_documented_padding_hides_no_end_of_text(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     tokenizer.pad_token = tokenizer.eos_token
     end = tokenizer.eos_token_id
-    rows = [{"input_ids": row, "labels": row} for row in ([5, 6, end], [5, 6, 7, 8, end])]
+    rows = [
+        {"input_ids": row, "labels": row} for row in ([5, 6, end], [5, 6, 7, 8, end])
+    ]
     labels = DataCollatorForSeq2Seq(tokenizer)(rows)["labels"]
     assert (labels == end).sum() == 2 and (labels == -100).sum() == 2
 

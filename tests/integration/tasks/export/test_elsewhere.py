@@ -45,12 +45,16 @@ def bits_per_byte(model: Llama, tokenizer: Tokenizer, texts: list[str]) -> float
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install 'lm_eval[hf]'"
+    find_spec("lm_eval") is None,
+    reason="needs lm-evaluation-harness: pip install 'lm_eval[hf]'",
 )
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 def test_the_lm_eval_harness_gives_our_figures(export_of, tmp_path, attention):
     folder, model = export_of(attention=attention)
-    tokenizer, texts = Tokenizer.from_file(str(folder / "tokenizer.json")), tmp_path / "texts.jsonl"
+    tokenizer, texts = (
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+        tmp_path / "texts.jsonl",
+    )
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     (tmp_path / "ours.yaml").write_text(TASK.format(texts=texts))
     command = [
@@ -65,10 +69,20 @@ def test_the_lm_eval_harness_gives_our_figures(export_of, tmp_path, attention):
         "--tasks",
         "ours",
     ]
-    command += ["--model_args", f"pretrained={folder},trust_remote_code=True,max_length=512"]
-    command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "results.json")]
+    command += [
+        "--model_args",
+        f"pretrained={folder},trust_remote_code=True,max_length=512",
+    ]
+    command += [
+        "--include_path",
+        str(tmp_path),
+        "--output_path",
+        str(tmp_path / "results.json"),
+    ]
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run(command, env=offline, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=offline, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (results,) = tmp_path.glob("results*.json")
     theirs = json.loads(results.read_text())["results"]["ours"]["bits_per_byte,none"]
@@ -77,15 +91,20 @@ def test_the_lm_eval_harness_gives_our_figures(export_of, tmp_path, attention):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    "LLAMA_CPP" not in os.environ, reason="needs llama.cpp's sources: LLAMA_CPP=its folder"
+    "LLAMA_CPP" not in os.environ,
+    reason="needs llama.cpp's sources: LLAMA_CPP=its folder",
 )
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "rope_scaling": LLAMA3}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_word_embeddings": False, "rope_scaling": LLAMA3}]
+)
 def test_the_converter_of_llama_cpp_takes_a_softmax_model(export_of, tmp_path, changes):
     """By the program that stands on the page."""
     folder, model = export_of(**changes)
     script, place = tmp_path / "convert.py", Path(os.environ["LLAMA_CPP"])
     (program,) = re.findall(
-        r"^```python\n(# convert\.py.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+        r"^```python\n(# convert\.py.*?)^```",
+        PAGE.read_text(),
+        re.MULTILINE | re.DOTALL,
     )
     script.write_text(program)
     command = [
@@ -98,7 +117,10 @@ def test_the_converter_of_llama_cpp_takes_a_softmax_model(export_of, tmp_path, c
         "--outfile",
     ]
     done = subprocess.run(
-        [*command, str(tmp_path / "x.gguf")], capture_output=True, text=True, check=False
+        [*command, str(tmp_path / "x.gguf")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     read = "import sys, json; from gguf import GGUFReader; r = GGUFReader(sys.argv[1]); " \
@@ -123,7 +145,10 @@ def test_the_converter_of_llama_cpp_takes_a_softmax_model(export_of, tmp_path, c
     torch.testing.assert_close(
         torch.tensor(tensors.get("rope_freqs.weight", [1.0] * len(plain))), plain / ours
     )
-    assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
+    assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == (
+        "gpt2",
+        "gpt-2",
+    )
     assert (
         fields["tokenizer.ggml.eos_token_id"] == 0
         and len(fields["tokenizer.ggml.tokens"]) == model.config.vocab_size

@@ -31,20 +31,25 @@ def exported(run, output, **changes):
     return export(
         run,
         output,
-        **({"checkpoint": "latest", "dtype": "float32", "max_shard_size": "5GB"} | changes),
+        **(
+            {"checkpoint": "latest", "dtype": "float32", "max_shard_size": "5GB"}
+            | changes
+        ),
     )
 
 
 def opened(folder, **more):
-    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **more)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, **more
+    )
     assert not any(report.values()), report
     return model.eval()
 
 
 def greedy(model, prompt, length):
-    made = model.generate(torch.tensor([prompt]), max_new_tokens=length, do_sample=False)[
-        0
-    ].tolist()
+    made = model.generate(
+        torch.tensor([prompt]), max_new_tokens=length, do_sample=False
+    )[0].tolist()
     assert made[: len(prompt)] == prompt
     return made[len(prompt) :]
 
@@ -78,7 +83,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"tie_word_embeddings": False, "num_key_value_heads": 4, "rope_theta": 500.0},
     ],
 )
-def test_models_within_hugging_face_llama_open_without_custom_code(run_of, tmp_path, changes):
+def test_models_within_hugging_face_llama_open_without_custom_code(
+    run_of, tmp_path, changes
+):
     run, model = run_of(**changes)
     assert exported(run, tmp_path / "out").custom_code == () and not list(
         (tmp_path / "out").glob("*.py")
@@ -131,18 +138,27 @@ def test_models_beyond_hugging_face_llama_include_their_code(run_of, tmp_path, c
         {"qk_norm": True},
     ],
 )
-def test_every_generated_token_has_the_logits_of_a_full_forward_pass(export_of, changes):
+def test_every_generated_token_has_the_logits_of_a_full_forward_pass(
+    export_of, changes
+):
     folder, _ = export_of(**changes)
     theirs = opened(folder, trust_remote_code=True)
     ids = torch.randint(1, 300, (2, 37))
-    options = {"min_new_tokens": 40, "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    options = {
+        "min_new_tokens": 40,
+        "max_new_tokens": 40,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     for more in ({}, {"prefill_chunk_size": 5}):
         made = theirs.generate(
             ids, return_dict_in_generate=True, output_logits=True, **options, **more
         )
         with torch.no_grad():
             expected = theirs(made.sequences).logits[:, 36:-1]
-        torch.testing.assert_close(torch.stack(made.logits, 1), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.stack(made.logits, 1), expected, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +173,10 @@ def test_generation_of_a_padded_batch_and_of_beams(export_of, changes):
     folder, model = export_of(**changes)
     theirs = opened(folder, trust_remote_code=True)
     prompts = [torch.randint(1, 300, (length,)).tolist() for length in (3, 20, 9)]
-    ids, mask = torch.zeros(3, 20, dtype=torch.long), torch.zeros(3, 20, dtype=torch.long)
+    ids, mask = (
+        torch.zeros(3, 20, dtype=torch.long),
+        torch.zeros(3, 20, dtype=torch.long),
+    )
     for row, prompt in enumerate(prompts):
         ids[row, -len(prompt) :], mask[row, -len(prompt) :] = torch.tensor(prompt), 1
     made = theirs.generate(
@@ -167,9 +186,16 @@ def test_generation_of_a_padded_batch_and_of_beams(export_of, changes):
         single = ours(model, prompt, 25)
         assert made[row, 20:].tolist()[: len(single)] == single
     # Beams share states that must follow them; without any, every step reads the whole text anew.
-    beams = {"max_new_tokens": 25, "num_beams": 4, "do_sample": False, "pad_token_id": 0}
+    beams = {
+        "max_new_tokens": 25,
+        "num_beams": 4,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     cached = theirs.generate(ids, attention_mask=mask, **beams)
-    assert torch.equal(cached, theirs.generate(ids, attention_mask=mask, use_cache=False, **beams))
+    assert torch.equal(
+        cached, theirs.generate(ids, attention_mask=mask, use_cache=False, **beams)
+    )
 
 
 def test_rows_padded_on_either_side_have_the_logits_of_their_own_tokens(export_of):
@@ -202,7 +228,9 @@ def test_shards_with_an_index_hold_every_tensor_once(run_of, tmp_path):
     run, model = run_of(attention="infini")
     record = exported(run, tmp_path / "out", max_shard_size="20KB")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
-    assert len(record.files) > 3 and set(index["weight_map"].values()) == set(record.files)
+    assert len(record.files) > 3 and set(index["weight_map"].values()) == set(
+        record.files
+    )
     found = {}
     for file in record.files:
         with safe_open(tmp_path / "out" / file, "pt") as tensors:
@@ -210,10 +238,14 @@ def test_shards_with_an_index_hold_every_tensor_once(run_of, tmp_path):
                 assert index["weight_map"][name] == file and name not in found
                 found[name] = tensors.get_tensor(name)
     state = model.state_dict()
-    assert found.keys() == state.keys() - {"lm_head.weight"}, "a tied head is the embedding"
+    assert found.keys() == state.keys() - {"lm_head.weight"}, (
+        "a tied head is the embedding"
+    )
     assert all(torch.equal(found[name], state[name]) for name in found)
     theirs = opened(tmp_path / "out", trust_remote_code=True)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items())
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in theirs.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("maps", [False, True])
@@ -229,18 +261,27 @@ def test_bfloat16_exports_compute_in_bfloat16_and_keep_weights_of_the_memory_fp3
     for state in (stored, theirs.state_dict(), narrowed.state_dict()):
         kinds = {name: tensor.dtype for name, tensor in state.items()}
         assert len(list(filter(is_of_memory, kinds))) == (10 if maps else 2)
-        assert {kind for name, kind in kinds.items() if is_of_memory(name)} == {torch.float32}
-        assert {kind for name, kind in kinds.items() if not is_of_memory(name)} == {torch.bfloat16}
+        assert {kind for name, kind in kinds.items() if is_of_memory(name)} == {
+            torch.float32
+        }
+        assert {kind for name, kind in kinds.items() if not is_of_memory(name)} == {
+            torch.bfloat16
+        }
     ids = torch.randint(0, 300, (1, 40))
     with torch.no_grad():
-        torch.testing.assert_close(theirs(ids).logits.float(), model(ids), rtol=0, atol=0.3)
+        torch.testing.assert_close(
+            theirs(ids).logits.float(), model(ids), rtol=0, atol=0.3
+        )
         assert theirs.generate(ids, max_new_tokens=5, do_sample=False).shape[1] <= 45
 
 
 def test_the_tokenizer_is_the_datasets(run_of, tmp_path):
     run, _ = run_of()
     exported(run, tmp_path / "out")
-    theirs, (_, ours, _) = AutoTokenizer.from_pretrained(tmp_path / "out"), load_run(run)
+    theirs, (_, ours, _) = (
+        AutoTokenizer.from_pretrained(tmp_path / "out"),
+        load_run(run),
+    )
     for text in (
         "the cat sat",
         " self.value = {x: 1}\n\t«größer» 日本語 🙂",
@@ -265,7 +306,10 @@ def test_the_files_name_the_source_of_the_weights(run_of, tmp_path):
     with safe_open(tmp_path / "out/model.safetensors", "pt") as tensors:
         metadata = tensors.metadata()
     assert metadata["format"] == "pt"
-    assert (metadata["infini_llama.run"], metadata["infini_llama.step"]) == ("told", "7")
+    assert (metadata["infini_llama.run"], metadata["infini_llama.step"]) == (
+        "told",
+        "7",
+    )
     card = (tmp_path / "out/README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     for fact in (
@@ -301,7 +345,9 @@ def test_the_same_run_gives_the_same_bytes(run_of, tmp_path):
         ({"max_shard_size": "0.0GB"}, "--max-shard-size 0.0GB"),
     ],
 )
-def test_unsupported_exports_are_reported_and_leave_nothing(run_of, tmp_path, changes, words):
+def test_unsupported_exports_are_reported_and_leave_nothing(
+    run_of, tmp_path, changes, words
+):
     run, _ = run_of()
     before = set(tmp_path.iterdir())
     with pytest.raises(ConfigError, match=words):
@@ -317,7 +363,9 @@ def test_a_folder_with_something_in_it_is_not_written_into(run_of, tmp_path):
         exported(run, tmp_path / "full")
 
 
-def test_a_folder_below_a_file_and_a_type_that_is_too_small_are_refused(run_of, tmp_path):
+def test_a_folder_below_a_file_and_a_type_that_is_too_small_are_refused(
+    run_of, tmp_path
+):
     run, model = run_of(attention="softmax")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file"):
@@ -327,7 +375,9 @@ def test_a_folder_below_a_file_and_a_type_that_is_too_small_are_refused(run_of, 
     state = read_state(committed(run / "checkpoints")[0].path)
     state.step = 8
     save_checkpoint(run / "checkpoints", 8, model_tensors(model), state.to_json())
-    with pytest.raises(ConfigError, match=r"float16.*layers\.0\.mlp\.down_proj.*100000"):
+    with pytest.raises(
+        ConfigError, match=r"float16.*layers\.0\.mlp\.down_proj.*100000"
+    ):
         exported(run, tmp_path / "out", dtype="float16")
     assert exported(run, tmp_path / "out", dtype="bfloat16").step == 8
 
@@ -353,7 +403,9 @@ def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a
     ids = torch.randint(0, 300, (1, 30))
     assert torch.equal(theirs(ids).logits, model(ids))
     written = (folder / "manifest.json").stat()
-    assert export_trained(run) == folder and (folder / "manifest.json").stat() == written
+    assert (
+        export_trained(run) == folder and (folder / "manifest.json").stat() == written
+    )
     mirror = Mirror(str(tmp_path / "mirror"), run.parents[1])
     assert mirror.keep(folder, "export") > 0 and mirror.has(folder)
 
@@ -364,7 +416,10 @@ def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a
     save_checkpoint(run / "checkpoints", 8, model_tensors(model), state.to_json())
     assert export_trained(run) == folder and not mirror.has(folder)
     assert torch.equal(opened(folder, trust_remote_code=True)(ids).logits, model(ids))
-    assert sorted(path.name for path in run.glob("*export*")) == ["export", "export.lock"]
+    assert sorted(path.name for path in run.glob("*export*")) == [
+        "export",
+        "export.lock",
+    ]
     (folder / "config.json").unlink()
     assert has_all_files(export_trained(run), "export")
 

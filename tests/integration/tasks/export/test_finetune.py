@@ -28,7 +28,9 @@ PACKED = torch.tensor([[*range(9), *range(20), *range(11)], [*range(40)]])
 
 def wrapped(**changes):
     """The class around the model, with random weights."""
-    config = small(**({"num_hidden_layers": 3, "max_position_embeddings": 64} | changes))
+    config = small(
+        **({"num_hidden_layers": 3, "max_position_embeddings": 64} | changes)
+    )
     return InfiniLlamaForCausalLM(InfiniLlamaConfig(config.to_dict())).eval()
 
 
@@ -46,7 +48,10 @@ def test_the_trainer_accumulates_the_gradient_of_one_batch(export_of, tmp_path):
     from transformers import Trainer, TrainingArguments
 
     ids, labels = rows()
-    data = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
+    data = [
+        {"input_ids": row, "labels": label}
+        for row, label in zip(ids, labels, strict=True)
+    ]
     folder, _ = export_of(attention="infini")
     found = {}
     for accumulation in (1, 4):
@@ -68,7 +73,9 @@ def test_the_trainer_accumulates_the_gradient_of_one_batch(export_of, tmp_path):
         expected = model(input_ids=ids, labels=labels).loss.item()
         trainer = Trainer(model=model, args=settings, train_dataset=data)
         trainer.train()
-        logged = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+        logged = next(
+            entry["loss"] for entry in trainer.state.log_history if "loss" in entry
+        )
         assert logged == pytest.approx(expected, rel=1e-3)
         found[accumulation] = {
             name: value.detach().clone() for name, value in model.named_parameters()
@@ -111,8 +118,12 @@ def test_embeddings_in_place_of_ids(changes):
     assert torch.equal(model(inputs_embeds=embeddings).logits, model(ids).logits)
     padded = model(inputs_embeds=embeddings, attention_mask=mask).logits
     assert torch.equal(padded, model(ids, attention_mask=mask).logits)
-    made = model.generate(inputs_embeds=embeddings[1:], max_new_tokens=12, do_sample=False)
-    assert torch.equal(made, model.generate(ids[1:], max_new_tokens=12, do_sample=False)[:, 20:])
+    made = model.generate(
+        inputs_embeds=embeddings[1:], max_new_tokens=12, do_sample=False
+    )
+    assert torch.equal(
+        made, model.generate(ids[1:], max_new_tokens=12, do_sample=False)[:, 20:]
+    )
     for wrong in ({}, {"input_ids": ids, "inputs_embeds": embeddings}):
         with pytest.raises(ValueError, match="inputs_embeds"):
             model(**wrong)
@@ -139,15 +150,21 @@ def test_padded_and_packed_rows():
     model, ids = wrapped(qk_norm=True), torch.randint(0, 97, (1, 40))
     positions = torch.cat([torch.ones(1, 6, dtype=torch.long), PACKED[:1, :34]], dim=1)
     mask = torch.cat(
-        [torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 34, dtype=torch.long)], dim=1
+        [torch.zeros(1, 6, dtype=torch.long), torch.ones(1, 34, dtype=torch.long)],
+        dim=1,
     )
     logits = model(ids, position_ids=positions, attention_mask=mask).logits
-    torch.testing.assert_close(logits[:, 6:15], model(ids[:, 6:15]).logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(logits[:, 15:35], model(ids[:, 15:35]).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits[:, 6:15], model(ids[:, 6:15]).logits, rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(
+        logits[:, 15:35], model(ids[:, 15:35]).logits, rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
-    "changes", [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}, *SHORT]
+    "changes",
+    [{"attention": "infini"}, {"attention": "local"}, {"qk_norm": True}, *SHORT],
 )
 @torch.no_grad()
 def test_a_cache_continues_where_it_was(changes):
@@ -168,14 +185,26 @@ def test_a_cache_continues_where_it_was(changes):
 
 @pytest.mark.parametrize(
     ("changes", "padding"),
-    [({"attention": "infini"}, 0), ({"attention": "local"}, 0), (SHORT[0], 0), (SHORT[1], 3)],
+    [
+        ({"attention": "infini"}, 0),
+        ({"attention": "local"}, 0),
+        (SHORT[0], 0),
+        (SHORT[1], 3),
+    ],
 )
-def test_each_turn_of_a_conversation_continues_from_the_cache_of_the_last(changes, padding):
+def test_each_turn_of_a_conversation_continues_from_the_cache_of_the_last(
+    changes, padding
+):
     model, text = wrapped(**changes), torch.randint(0, 97, (2, 7))
     mask = torch.ones_like(text)
     mask[0, :padding] = 0
     options, past = (
-        {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "pad_token_id": 0},
+        {
+            "max_new_tokens": 9,
+            "min_new_tokens": 9,
+            "do_sample": False,
+            "pad_token_id": 0,
+        },
         {},
     )
     for _ in range(3):
@@ -231,7 +260,8 @@ def test_hidden_states_are_those_of_their_llama():
     mask[0, 15:] = 0
     for more in ({}, {"use_cache": True}, {"attention_mask": mask}):
         pair = [
-            model(ids, output_hidden_states=True, **more).hidden_states for model in (ours, theirs)
+            model(ids, output_hidden_states=True, **more).hidden_states
+            for model in (ours, theirs)
         ]
         assert len(pair[0]) == len(pair[1]) == 4
         for a, b in zip(*pair, strict=True):
@@ -240,7 +270,8 @@ def test_hidden_states_are_those_of_their_llama():
     assert ours(ids).hidden_states is None
     positions = torch.tensor([3, 7])
     torch.testing.assert_close(
-        ours(ids, logits_to_keep=positions).logits, theirs(ids, logits_to_keep=positions).logits
+        ours(ids, logits_to_keep=positions).logits,
+        theirs(ids, logits_to_keep=positions).logits,
     )
     assert torch.equal(ours(ids, return_dict=False)[0], ours(ids).logits)
 
@@ -260,8 +291,12 @@ def test_unsupported_arguments_are_refused(arguments, word):
 
 
 @pytest.mark.parametrize("kind", ["softmax", "infini"])
-def test_the_example_on_the_card_runs_without_a_prompt(export_of, monkeypatch, capsys, kind):
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+def test_the_example_on_the_card_runs_without_a_prompt(
+    export_of, monkeypatch, capsys, kind
+):
+    monkeypatch.setattr(
+        "builtins.input", lambda *_: pytest.fail("a question was asked")
+    )
     folder, _ = export_of(attention=kind)
     card = (folder / "README.md").read_text()
     assert ("An Infini-Llama of" if kind == "infini" else "A Llama of") in card

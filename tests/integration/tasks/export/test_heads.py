@@ -59,7 +59,9 @@ def test_an_induction_head_is_found():
     angles = 1e30 ** (-2 * torch.arange(size // 2) / size)
     # of the constant: a key as it is, and a query that is turned back by one position
     first.k_proj.weight[size : size + size // 2, -1] = 10
-    first.q_proj.weight[head_1, -1] = torch.cat((torch.cos(angles), -torch.sin(angles))) * 10
+    first.q_proj.weight[head_1, -1] = (
+        torch.cat((torch.cos(angles), -torch.sin(angles))) * 10
+    )
     first.v_proj.weight[head_1, :size] = torch.eye(size)
     first.o_proj.weight[size : 2 * size, head_1] = torch.eye(size)
     second.q_proj.weight[head_2, :size] = torch.eye(size) * 30
@@ -81,7 +83,12 @@ def scores(**changes):
 
 
 def test_the_keys_follow_from_heads_that_retrieve_and_repeat():
-    assert scores().retrieving == [(1, 0), (3, 0), (1, 1), (3, 1)] and scores().for_memory == [
+    assert scores().retrieving == [
+        (1, 0),
+        (3, 0),
+        (1, 1),
+        (3, 1),
+    ] and scores().for_memory == [
         (3, 0),
         (3, 1),
     ]
@@ -92,7 +99,8 @@ def test_the_keys_follow_from_heads_that_retrieve_and_repeat():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"found": 1}, {"retrieval": ((0.2, 0.2),) * 4}, {"induction": ((0.2, 0.2),) * 4}]
+    "changes",
+    [{"found": 1}, {"retrieval": ((0.2, 0.2),) * 4}, {"induction": ((0.2, 0.2),) * 4}],
 )
 def test_no_keys_without_such_heads(changes):
     assert scores(**changes).keys() is None

@@ -23,7 +23,11 @@ from infini_llama.configs.schema import (
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
-from infini_llama.tasks.export.importing import folder_of, open_model, write_configuration
+from infini_llama.tasks.export.importing import (
+    folder_of,
+    open_model,
+    write_configuration,
+)
 from infini_llama.tasks.preprocess.sources.passkey import passkey_texts
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.lineage import InitialWeights
@@ -87,21 +91,34 @@ def test_gates_of_a_configuration_whose_attention_has_no_memory_are_not_set(atte
     model = Llama(small(attention=attention))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     init_gates(model, TrainingConfig(init_gate=[-3.0, 1.0]))
-    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert all(
+        torch.equal(weight, before[name]) for name, weight in model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize(("layers", "others"), [(None, [0]), ([1], None)])
 def test_an_exported_infini_model_comes_back_with_its_gates(export_of, layers, others):
-    out, model = export_of(attention="infini", memory_update="delta", memory_layers=layers)
+    out, model = export_of(
+        attention="infini", memory_update="delta", memory_layers=layers
+    )
     back = imported(out)
     assert back.config == model.config
     assert all(
-        torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items()
+        torch.equal(tensor, back.state_dict()[name])
+        for name, tensor in model.state_dict().items()
     )
     other = imported(out, -1.0, memory_layers=others)  # free to differ
-    gates = {number: attention.gate.tolist() for number, attention in other.memory_layers().items()}
-    kept = {number: attention.gate.tolist() for number, attention in model.memory_layers().items()}
-    assert gates == {number: kept.get(number, [-1.0] * 4) for number in others or range(2)}
+    gates = {
+        number: attention.gate.tolist()
+        for number, attention in other.memory_layers().items()
+    }
+    kept = {
+        number: attention.gate.tolist()
+        for number, attention in model.memory_layers().items()
+    }
+    assert gates == {
+        number: kept.get(number, [-1.0] * 4) for number in others or range(2)
+    }
 
 
 def test_a_folder_without_maps_begins_with_the_identity(export_of, dataset):
@@ -111,7 +128,9 @@ def test_a_folder_without_maps_begins_with_the_identity(export_of, dataset):
     ids = torch.randint(0, 300, (2, 60))
     with torch.no_grad():
         assert torch.equal(mapped(ids), model(ids))
-    assert torch.equal(mapped.memory_layers()[1].memory_k.matrix, torch.eye(8).expand(2, 8, 8))
+    assert torch.equal(
+        mapped.memory_layers()[1].memory_k.matrix, torch.eye(8).expand(2, 8, 8)
+    )
 
 
 def test_maps_of_a_folder_are_kept_or_refused(export_of, dataset):
@@ -119,9 +138,12 @@ def test_maps_of_a_folder_are_kept_or_refused(export_of, dataset):
     back = imported(out)
     assert back.config == model.config
     assert all(
-        torch.equal(tensor, back.state_dict()[name]) for name, tensor in model.state_dict().items()
+        torch.equal(tensor, back.state_dict()[name])
+        for name, tensor in model.state_dict().items()
     )
-    with pytest.raises(ConfigError, match=r"has unknown: model.layers.0.self_attn.memory_k.matrix"):
+    with pytest.raises(
+        ConfigError, match=r"has unknown: model.layers.0.self_attn.memory_k.matrix"
+    ):
         imported(out, memory_maps=False)
     without = replace(model.config, memory_maps=False)
     with pytest.raises(ConfigError, match=r"model.memory_maps: False here, True there"):
@@ -159,18 +181,28 @@ def test_import_writes_that_segments_see_the_one_before(theirs, export_of, tmp_p
     ):
         start = tmp_path / "start.yaml"
         start.unlink(missing_ok=True)
-        write_configuration(open_model(folder), start, attention, 4, attend_previous_segment=sees)
+        write_configuration(
+            open_model(folder), start, attention, 4, attend_previous_segment=sees
+        )
         assert load_config(start).model.attend_previous_segment == expected
-    with pytest.raises(ConfigError, match="--attend-previous-segment is for Infini-attention"):
-        write_configuration(open_model(path), tmp_path / "no.yaml", attend_previous_segment=True)
+    with pytest.raises(
+        ConfigError, match="--attend-previous-segment is for Infini-attention"
+    ):
+        write_configuration(
+            open_model(path), tmp_path / "no.yaml", attend_previous_segment=True
+        )
 
 
-def test_weights_learned_in_hard_segments_are_read_with_the_segment_before(export_of, dataset):
+def test_weights_learned_in_hard_segments_are_read_with_the_segment_before(
+    export_of, dataset
+):
     out, model = export_of(attention="infini", segment_length=8)
     sees = imported(out, attend_previous_segment=True, segment_length=16)
     refuse_unlike(initial_of(out), sees.config, dataset)
     state = sees.state_dict()
-    assert all(torch.equal(state[name], weight) for name, weight in model.state_dict().items())
+    assert all(
+        torch.equal(state[name], weight) for name, weight in model.state_dict().items()
+    )
     ids = torch.randint(0, 300, (2, 60))
     with torch.no_grad():
         assert not torch.equal(sees(ids), model(ids))
@@ -194,29 +226,40 @@ def test_a_padded_vocabulary_is_filled_and_exported_without_its_padding(
     back = imported(tmp_path / "out")
     size = trained.config.vocab_size
     assert len(back.lm_head.weight) == size < len(trained.lm_head.weight)
-    assert record.parameters == sum(parameter.numel() for parameter in back.parameters())
+    assert record.parameters == sum(
+        parameter.numel() for parameter in back.parameters()
+    )
     again = imported(tmp_path / "out", pad_vocab_to_multiple_of=128).state_dict()
     for name, tensor in trained.state_dict().items():
         assert torch.equal(again[name][:size], tensor[:size]), name
     opened = LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert opened.config.vocab_size == size
     with torch.no_grad():
-        torch.testing.assert_close(opened(ids).logits, trained.eval()(ids), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            opened(ids).logits, trained.eval()(ids), rtol=0, atol=1e-5
+        )
 
 
 def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     path, model = theirs(
-        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     )
     record = write_configuration(open_model(path), tmp_path / "run.yaml")
-    assert record.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert record.parameters == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
     config = load_config(tmp_path / "run.yaml").model_dump(mode="json")
-    assert config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
+    assert (
+        config["train"]["init_from"] == config["data"]["tokenizer"]["path"] == str(path)
+    )
     fields = ModelConfig(**config["model"]).architecture(
         initial_weights(config["train"]["init_from"]).vocab_size, 2048
     )
     assert LlamaConfig(**fields) == open_folder(path).config
-    again = write_configuration(open_model(path), tmp_path / "infini.yaml", "infini", 128)
+    again = write_configuration(
+        open_model(path), tmp_path / "infini.yaml", "infini", 128
+    )
     assert again.digest == record.digest
     section = yaml.safe_load((tmp_path / "infini.yaml").read_text())["model"]
     assert (section["attention"], section["segment_length"]) == ("infini", 128)
@@ -234,7 +277,11 @@ def starting(theirs, built, data):
     """A configuration that starts from a folder, its run's folder, and a claim of it."""
     home, reference = built
     path, _ = theirs()
-    model = SIZES | {"num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
+    model = SIZES | {
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-6,
+    }
     config = load_config("tiny").model_dump(mode="json")
     config |= {
         "data": data(),
@@ -270,7 +317,9 @@ def test_a_run_records_the_digest_of_its_initial_weights(starting):
     tensors = load_file(elsewhere / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, elsewhere / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"train.init_from: blake3:\w+ before, blake3:\w+ now"):
+    with pytest.raises(
+        ConfigError, match=r"train.init_from: blake3:\w+ before, blake3:\w+ now"
+    ):
         begin(init_from=str(elsewhere))
     with pytest.raises(ConfigError, match=r"train\.init_from: blake3:"):
         begin(init_from=None, model={})
@@ -285,11 +334,18 @@ def test_a_run_that_began_without_weights_refuses_some(starting):
 
 def test_another_architecture_or_tokenizer_is_refused_at_the_start(starting, dataset):
     path, run, begin = starting
-    with pytest.raises(ConfigError, match=r"model.num_key_value_heads: 4 here, 2 there"):
+    with pytest.raises(
+        ConfigError, match=r"model.num_key_value_heads: 4 here, 2 there"
+    ):
         begin(model={"num_key_value_heads": 4})
     assert not run.lineage.exists()
     begin(
-        model={"attention": "infini", "segment_length": 8, "hidden_dropout": 0.1, "rope_theta": 5e5}
+        model={
+            "attention": "infini",
+            "segment_length": 8,
+            "hidden_dropout": 0.1,
+            "rope_theta": 5e5,
+        }
     )
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     words = tokenizer["model"]["vocab"]
@@ -319,35 +375,56 @@ def test_a_tokenizer_with_the_same_vocabulary_that_cuts_words_otherwise_is_refus
         refuse_unlike(initial_of(path), run.require_lineage().model, dataset)
 
 
-def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(export_of, tmp_path):
+def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(
+    export_of, tmp_path
+):
     out, _ = export_of(attention="softmax")
     heads = HeadScores(
-        model="m", texts=2, found=2, retrieval=((0,) * 4, (0, 1, 0, 1)), induction=((1,) * 4,) * 2
+        model="m",
+        texts=2,
+        found=2,
+        retrieval=((0,) * 4, (0, 1, 0, 1)),
+        induction=((1,) * 4,) * 2,
     )
     write_configuration(open_model(out), tmp_path / "start.yaml", "infini", 64, heads)
     assert "*id" not in (tmp_path / "start.yaml").read_text(), (
         "whoever names a text in one source would name it in all"
     )
     config = load_config(tmp_path / "start.yaml")
-    assert config.model.memory_layers == [1] and config.train.init_gate == [[-5, 1, -5, 1]]
+    assert config.model.memory_layers == [1] and config.train.init_gate == [
+        [-5, 1, -5, 1]
+    ]
     assert config.train.frozen_layers == 1 and config.model.memory_write_jitter > 1e6
     sources = {source.name: source for source in config.data.sources}
-    assert {name for name, source in sources.items() if source.loss_on == "all"} == {"english"}
-    assert {name for name, source in sources.items() if source.passkey.filler == "files"} == {
+    assert {name for name, source in sources.items() if source.loss_on == "all"} == {
+        "english"
+    }
+    assert {
+        name for name, source in sources.items() if source.passkey.filler == "files"
+    } == {
         "near",
         "middle",
         "far",
     }
     tokenizer = load(config.data.tokenizer)
-    texts = passkey_texts(sources["far-repeated"].passkey.model_copy(update={"documents": 200}))
+    texts = passkey_texts(
+        sources["far-repeated"].passkey.model_copy(update={"documents": 200})
+    )
     longest = max(texts, key=len)
     tokens = len(tokenizer.encode(longest, add_special_tokens=False).ids)
-    assert config.data.sequence_length / 2 < tokens < config.data.sequence_length == 12 * 64
+    assert (
+        config.data.sequence_length / 2
+        < tokens
+        < config.data.sequence_length
+        == 12 * 64
+    )
     assert sources["near-repeated"].passkey.repetitions == 1, (
         "what is around a number has more than three segments with this tokenizer"
     )
     of_the_model = {"init_from", "init_gate", "frozen_layers"}
-    ours = load_config(Path(__file__).parents[4] / "configs" / "infini_from_smollm2.yaml")
+    ours = load_config(
+        Path(__file__).parents[4] / "configs" / "infini_from_smollm2.yaml"
+    )
     assert config.train.model_dump(exclude=of_the_model) == ours.train.model_dump(
         exclude=of_the_model
     )
@@ -356,7 +433,9 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(export_of
     ]
 
 
-def test_a_model_with_a_memory_that_is_to_see_the_segment_before_gets_text(export_of, tmp_path):
+def test_a_model_with_a_memory_that_is_to_see_the_segment_before_gets_text(
+    export_of, tmp_path
+):
     folder = open_model(export_of(attention="infini", memory_layers=[1])[0])
     for attention in (None, "infini"):
         output = tmp_path / f"as-before-{attention}.yaml"
@@ -365,7 +444,9 @@ def test_a_model_with_a_memory_that_is_to_see_the_segment_before_gets_text(expor
         assert not config.data.sources and config.train.frozen_layers == 0
     write_configuration(folder, tmp_path / "text.yaml", None, 32, None, True)
     config = load_config(tmp_path / "text.yaml")
-    assert config.model.attend_previous_segment and config.model.memory_write_jitter > 1e6
+    assert (
+        config.model.attend_previous_segment and config.model.memory_write_jitter > 1e6
+    )
     assert config.train.frozen_layers == 1, "as many as lie below the first memory"
     assert not config.data.sources and config.data.sequence_length == 8 * 32
 
@@ -388,17 +469,24 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(
             }
         )
     )
-    generation = {"temperature": 0.6, "eos_token_id": [words[last], 9], "pad_token_id": -1}
+    generation = {
+        "temperature": 0.6,
+        "eos_token_id": [words[last], 9],
+        "pad_token_id": -1,
+    }
     (path / "generation_config.json").write_text(json.dumps(generation))
     folder = RunFolder(run_of(attention="softmax")[0])
     folder.write(
-        folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path)))
+        folder.lineage,
+        changed(folder.require_lineage(), init_from=initial_weights(str(path))),
     )
     longest = json.loads((path / "config.json").read_text())["max_position_embeddings"]
     assert longest > folder.require_lineage().dataset.sequence_length
     shutil.rmtree(path)  # it is no longer needed
     export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
-    assert AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == longest
+    assert (
+        AutoConfig.from_pretrained(tmp_path / "out").max_position_embeddings == longest
+    )
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == longest
     messages = [{"role": "user", "content": "green sky"}]
     said = AutoTokenizer.from_pretrained(tmp_path / "out").apply_chat_template(
@@ -407,8 +495,15 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(
     assert said == f"{first}green sky{last}"
     kept = GenerationConfig.from_pretrained(tmp_path / "out")
     assert kept.temperature == 0.6 and set(kept.eos_token_id) == {0, 2, words[last], 9}
-    assert set(AutoConfig.from_pretrained(tmp_path / "out").eos_token_id) == {0, 2, words[last], 9}
-    kept.max_new_tokens = 20  # as transformers' Trainer, which changes it before it saves
+    assert set(AutoConfig.from_pretrained(tmp_path / "out").eos_token_id) == {
+        0,
+        2,
+        words[last],
+        9,
+    }
+    kept.max_new_tokens = (
+        20  # as transformers' Trainer, which changes it before it saves
+    )
     kept.save_pretrained(tmp_path / "again")
 
 
@@ -431,7 +526,8 @@ def test_an_export_samples_only_where_the_model_that_the_run_began_from_does(
     (path / "generation_config.json").write_text(json.dumps(stated))
     folder = RunFolder(run_of(attention="softmax")[0])
     folder.write(
-        folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path)))
+        folder.lineage,
+        changed(folder.require_lineage(), init_from=initial_weights(str(path))),
     )
     export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
     model = LlamaForCausalLM.from_pretrained(tmp_path / "out")
@@ -442,7 +538,9 @@ def test_an_export_samples_only_where_the_model_that_the_run_began_from_does(
     model.save_pretrained(tmp_path / "again")
 
 
-@pytest.mark.parametrize("where", ["tokenizer_config.json", "additional_chat_templates"])
+@pytest.mark.parametrize(
+    "where", ["tokenizer_config.json", "additional_chat_templates"]
+)
 def test_an_export_keeps_every_chat_template(theirs, run_of, tmp_path, where):
     path, _ = theirs()
     templates = {
@@ -458,7 +556,8 @@ def test_an_export_keeps_every_chat_template(theirs, run_of, tmp_path, where):
         (path / where / "tool_use.jinja").write_text(templates["tool_use"])
     folder = RunFolder(run_of(attention="softmax")[0])
     folder.write(
-        folder.lineage, changed(folder.require_lineage(), init_from=initial_weights(str(path)))
+        folder.lineage,
+        changed(folder.require_lineage(), init_from=initial_weights(str(path))),
     )
     export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == templates

@@ -33,7 +33,12 @@ SIZES = {
     "num_attention_heads": 2,
     "vocab_size": 700,
 }
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -65,7 +70,9 @@ def stated(name="config.json", **changes):
         file = path / name
         values = (json.loads(file.read_text()) if file.exists() else {}) | changes
         file.write_text(
-            json.dumps({key: value for key, value in values.items() if value is not GONE})
+            json.dumps(
+                {key: value for key, value in values.items() if value is not GONE}
+            )
         )
 
     return change
@@ -86,7 +93,9 @@ def tensors(change, number=0):
 def index(change):
     def changed(path):
         values = json.loads((path / INDEX).read_text())
-        (path / INDEX).write_text(json.dumps(values | {"weight_map": change(values["weight_map"])}))
+        (path / INDEX).write_text(
+            json.dumps(values | {"weight_map": change(values["weight_map"])})
+        )
 
     return changed
 
@@ -165,7 +174,9 @@ def test_the_same_model_as_in_transformers(folder, fields, changes):
         torch.randint(0, 700, (2, 60)),
     )
     with torch.no_grad():
-        torch.testing.assert_close(own_logits(path, ids), theirs(ids).logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            own_logits(path, ids), theirs(ids).logits, rtol=0, atol=2e-5
+        )
 
 
 @pytest.mark.parametrize(
@@ -292,8 +303,12 @@ def test_json_nested_beyond_what_python_parses_is_damaged(folder):
         open_folder(path)
 
 
-@pytest.mark.parametrize("beside", [["tokenizer.model"], ["vocab.json", "merges.txt"], []])
-def test_no_tokenizer_is_trained_for_weights_of_another_one(folder, built, data, tmp_path, beside):
+@pytest.mark.parametrize(
+    "beside", [["tokenizer.model"], ["vocab.json", "merges.txt"], []]
+)
+def test_no_tokenizer_is_trained_for_weights_of_another_one(
+    folder, built, data, tmp_path, beside
+):
     path = folder(lambda path: (path / "tokenizer.json").unlink())
     for name in beside:
         (path / name).write_text("{}")
@@ -319,7 +334,9 @@ def test_a_file_larger_than_the_memory_is_named(folder):
     path = folder(tie_word_embeddings=True)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     rows, header, end = memory // (4 * SIZES["hidden_size"]), {}, 0
-    shapes = {name: list(tensor.shape) for name, tensor in load_file(path / ONE).items()}
+    shapes = {
+        name: list(tensor.shape) for name, tensor in load_file(path / ONE).items()
+    }
     shapes |= {name: [rows, SIZES["hidden_size"]] for name in (EMBEDDING, HEAD)}
     for name, shape in shapes.items():
         start, end = end, end + 4 * math.prod(shape)
@@ -334,11 +351,15 @@ def test_a_file_larger_than_the_memory_is_named(folder):
 
 
 def test_a_head_with_other_values_is_part_of_the_configuration(folder):
-    path = folder(tensors(lambda held: {HEAD: -held[EMBEDDING]}), tie_word_embeddings=True)
+    path = folder(
+        tensors(lambda held: {HEAD: -held[EMBEDDING]}), tie_word_embeddings=True
+    )
     assert open_folder(path).untied and not open_folder(path).config.tie_word_embeddings
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer_config.json", "tokenizer.json"]
+)
 def test_a_byte_order_mark_is_read_over(folder, name):
     def marked(path):
         (path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')

@@ -41,21 +41,42 @@ def findings(report: DoctorReport) -> dict[str, Finding]:
 def test_no_gpu(tmp_path):
     machine = lay_out(tmp_path)
     plan = report(machine, tmp_path).plan
-    assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == ("cpu", 1, 8, "bf16")
-    assert (plan.attention_backend, plan.allocator, plan.compile) == ("sdpa", "glibc", "off")
+    assert (plan.device, plan.nproc_per_node, plan.threads, plan.precision) == (
+        "cpu",
+        1,
+        8,
+        "bf16",
+    )
+    assert (plan.attention_backend, plan.allocator, plan.compile) == (
+        "sdpa",
+        "glibc",
+        "off",
+    )
 
 
 def test_four_gpus_with_one_busy(tmp_path):
     machine = lay_out(tmp_path, gpus=[H100] * 4, busy=2)
-    found = report(machine, tmp_path, train={"global_batch_size": 24, "micro_batch_size": 8})
+    found = report(
+        machine, tmp_path, train={"global_batch_size": 24, "micro_batch_size": 8}
+    )
     plan = found.plan
     assert (plan.device, plan.gpus, plan.nproc_per_node) == ("cuda", (0, 1, 3), 3)
-    assert plan.env["CUDA_VISIBLE_DEVICES"] == "0,1,3" and plan.distributed_backend == "nccl"
+    assert (
+        plan.env["CUDA_VISIBLE_DEVICES"] == "0,1,3"
+        and plan.distributed_backend == "nccl"
+    )
     assert "4242" in findings(found)["GPU 2"].sentence and found.exit_code == 0
-    forced = report(machine, tmp_path, environment={"gpus": [2]}, train={"global_batch_size": 8})
-    assert forced.plan.gpus == (2,) and findings(forced)["GPU 2 in the plan"].severity == "warning"
+    forced = report(
+        machine, tmp_path, environment={"gpus": [2]}, train={"global_batch_size": 8}
+    )
+    assert (
+        forced.plan.gpus == (2,)
+        and findings(forced)["GPU 2 in the plan"].severity == "warning"
+    )
     everywhere = report(machine, tmp_path, environment={"nproc_per_node": 4}).plan
-    assert everywhere.gpus == (0, 1, 2, 3) and "CUDA_VISIBLE_DEVICES" not in everywhere.env
+    assert (
+        everywhere.gpus == (0, 1, 2, 3) and "CUDA_VISIBLE_DEVICES" not in everywhere.env
+    )
 
 
 def test_a_driver_that_does_not_report_processes(tmp_path):
@@ -63,7 +84,12 @@ def test_a_driver_that_does_not_report_processes(tmp_path):
     answer = "case $1 in *apps*) echo '[Not Supported], [Not Supported]';; *) echo '[N/A], 390.1, [N/A]';; esac"
     write_command(tmp_path / "machine-bin", "nvidia-smi", answer)
     (gpu,) = gpus(machine).gpus
-    assert (gpu.driver, gpu.busy, gpu.processes, gpu.is_busy) == ("390.1", None, (), False)
+    assert (gpu.driver, gpu.busy, gpu.processes, gpu.is_busy) == (
+        "390.1",
+        None,
+        (),
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,20 +105,28 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, 
     if package:
         (folder / "__init__.py").write_text(package)
     machine = lay_out(tmp_path, gpus=[H100], flash=folder.parent)
-    facts = probe(tmp_path, settings(), machine)  # once: it imports torch in a process of its own
-    monkeypatch.setattr("infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts)
+    facts = probe(
+        tmp_path, settings(), machine
+    )  # once: it imports torch in a process of its own
+    monkeypatch.setattr(
+        "infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts
+    )
     found = report(machine, tmp_path)
     assert found.plan.attention_backend == "sdpa"
     finding = findings(found)["flash attention"]
     assert finding.severity == "warning" and cause in finding.sentence
-    monkeypatch.setattr("infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts)
+    monkeypatch.setattr(
+        "infini_llama.tasks.patch_environment.stage.probe", lambda *_: facts
+    )
     with caplog.at_level("INFO", "infini_llama.environment"):
         plan = patch_environment(in_home(settings(), tmp_path)).plan
     reason = reason_of(plan, "attention_backend")
     assert f"attention_backend=sdpa ({reason})" in caplog.text
     refused = report(machine, tmp_path, environment={"attention_backend": "flash2"})
     assert refused.exit_code == 64 and refused.plan is None
-    assert refused.findings[0].sentence.startswith("environment.attention_backend=flash2")
+    assert refused.findings[0].sentence.startswith(
+        "environment.attention_backend=flash2"
+    )
 
 
 def test_a_network_file_system(tmp_path):
@@ -106,18 +140,25 @@ def test_a_control_group_of_1_gb(tmp_path):
         "sys/fs/cgroup/memory.max": f"{GIB}\n",
         "sys/fs/cgroup/memory.current": f"{GIB // 2}\n",
     }
-    found = report(lay_out(tmp_path, limit), tmp_path, train={"micro_batch_size": "auto"})
+    found = report(
+        lay_out(tmp_path, limit), tmp_path, train={"micro_batch_size": "auto"}
+    )
     assert findings(found)["memory available"].severity == "warning"
     assert found.plan.micro_batch_size == 1 and found.plan.nproc_per_node == 1
     assert findings(found)["memory"].severity == "warning"
-    roomy = report(lay_out(tmp_path / "roomy"), tmp_path, train={"micro_batch_size": "auto"}).plan
+    roomy = report(
+        lay_out(tmp_path / "roomy"), tmp_path, train={"micro_batch_size": "auto"}
+    ).plan
     assert roomy.micro_batch_size > 1
 
 
 def test_no_compiler(tmp_path):
     machine = lay_out(tmp_path, compiler=False)
     found = report(machine, tmp_path)
-    assert "apt install g++" in findings(found)["compiler"].sentence and found.plan.compile == "off"
+    assert (
+        "apt install g++" in findings(found)["compiler"].sentence
+        and found.plan.compile == "off"
+    )
     refused = report(machine, tmp_path, train={"compile": "block"})
     assert "train.compile=block" in refused.findings[0].sentence
 
@@ -134,7 +175,9 @@ def test_no_compiler(tmp_path):
 def test_wrong_settings_are_refused_by_their_keys(tmp_path, requested, gpus, key):
     machine = lay_out(tmp_path, gpus=gpus)
     with pytest.raises(ConfigError) as refused:
-        plan_environment(settings(requested), probe(tmp_path, settings(requested), machine))
+        plan_environment(
+            settings(requested), probe(tmp_path, settings(requested), machine)
+        )
     assert key in str(refused.value)
     answer = report(machine, tmp_path, environment=requested)
     assert answer.exit_code == 64 and json.dumps(answer.to_json())
@@ -164,7 +207,11 @@ ANSWER = f"print('noise'); print('''{json.dumps(GPUS)}''')"
             60,
             GpuFacts(gpus=(), gpu_fault="RuntimeError: driver too old"),
         ),
-        ("import os; os.abort()", 60, GpuFacts(gpus=(), gpu_fault="torch ended with code -6")),
+        (
+            "import os; os.abort()",
+            60,
+            GpuFacts(gpus=(), gpu_fault="torch ended with code -6"),
+        ),
         (
             "import time; time.sleep(60)",
             0.3,
@@ -191,5 +238,7 @@ def test_an_installed_flash_attn_is_imported_without_a_gpu(tmp_path):
         "raise ImportError('libcudart.so.11.0: cannot open shared object file')"
     )
     paths = os.pathsep.join((str(package.parent), os.environ.get("PYTHONPATH", "")))
-    found = gpus(Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths}))
+    found = gpus(
+        Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths})
+    )
     assert not found.gpus and "CUDA 11.0" in (found.flash_attention or "")

@@ -7,15 +7,25 @@ from collections.abc import Callable
 
 import pytest
 
-from infini_llama.tasks.patch_environment.patches import PATCHES, apply, explain, needed_patches
+from infini_llama.tasks.patch_environment.patches import (
+    PATCHES,
+    apply,
+    explain,
+    needed_patches,
+)
 
 OLD = {"torch": "2.12.1", "flash-attn": "2.8.3"}
 NEW = {"torch": "2.13.0+cpu"}
 
 
 def test_a_patch_is_planned_for_the_versions_that_have_its_fault():
-    assert {patch.name for patch in needed_patches(OLD)} == {patch.name for patch in PATCHES}
-    assert {patch.name for patch in needed_patches(NEW)} == {"rendezvous", "adam-weight-decay"}
+    assert {patch.name for patch in needed_patches(OLD)} == {
+        patch.name for patch in PATCHES
+    }
+    assert {patch.name for patch in needed_patches(NEW)} == {
+        "rendezvous",
+        "adam-weight-decay",
+    }
 
 
 def test_each_patch_names_its_fault_and_a_reference():
@@ -60,7 +70,9 @@ def program(
         "MASTER_PORT",
         "TOKENIZERS_PARALLELISM",
     )
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in unset
+    }
     return [sys.executable, "-c", before + code], environment | variables
 
 
@@ -68,10 +80,17 @@ def program(
 def run() -> Callable[..., subprocess.CompletedProcess]:
     """Runs `code` in a fresh interpreter."""
 
-    def start(code: str, patch: str | None = None, **variables: str) -> subprocess.CompletedProcess:
+    def start(
+        code: str, patch: str | None = None, **variables: str
+    ) -> subprocess.CompletedProcess:
         command, environment = program(code, patch, variables)
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=240
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
         )
 
     return start
@@ -93,7 +112,10 @@ def run_with_torch(server, tmp_path) -> Callable[..., tuple[int, str]]:
 NONE = [
     f"{optimizer}({arguments})"
     for optimizer in ("Adam", "AdamW")
-    for arguments in ("[weight], weight_decay=None", "[{'params': [weight], 'weight_decay': None}]")
+    for arguments in (
+        "[weight], weight_decay=None",
+        "[{'params': [weight], 'weight_decay': None}]",
+    )
 ]
 NUMBER = "AdamW([{'params': [weight], 'weight_decay': 0.3}], weight_decay=0.1)"
 STEPS = f"""
@@ -122,7 +144,10 @@ for call in {[*NONE, NUMBER]}:
 def test_weight_decay_none_fails_without_the_patch_and_is_zero_with_it(
     run_with_torch, patches, of_none
 ):
-    assert run_with_torch(STEPS, *patches)[1].splitlines() == [*of_none, "0.3 True True"]
+    assert run_with_torch(STEPS, *patches)[1].splitlines() == [
+        *of_none,
+        "0.3 True True",
+    ]
 
 
 # a package called flash_attn that fails or warns as the real one does
@@ -153,21 +178,36 @@ def package(tmp_path):
 
 def test_a_linker_message_is_reported_once(run, package):
     path = package(f"raise ImportError({GLIBC!r})")
-    without, patched = run(TRY, PYTHONPATH=path), run(TRY, "flash-attn-import", PYTHONPATH=path)
-    assert without.stdout.count(f"refused {GLIBC}") == 2 and "glibc" not in without.stdout
+    without, patched = (
+        run(TRY, PYTHONPATH=path),
+        run(TRY, "flash-attn-import", PYTHONPATH=path),
+    )
     assert (
-        patched.stdout.count("refused it was built on a system with glibc 2.32 and this one has")
+        without.stdout.count(f"refused {GLIBC}") == 2 and "glibc" not in without.stdout
+    )
+    assert (
+        patched.stdout.count(
+            "refused it was built on a system with glibc 2.32 and this one has"
+        )
         == 2
     )
-    assert patched.stderr.count("WARNING flash-attn cannot be imported: it was built on") == 1
+    assert (
+        patched.stderr.count("WARNING flash-attn cannot be imported: it was built on")
+        == 1
+    )
 
 
 def test_warnings_while_it_is_imported_become_one_line(run, package):
     text = "import warnings\nfor i in range(3): warnings.warn(f'custom_fwd {i} is deprecated', FutureWarning)\nflash_attn_func = 7"
     path = package(text)
-    without, patched = run(TRY, PYTHONPATH=path), run(TRY, "flash-attn-import", PYTHONPATH=path)
+    without, patched = (
+        run(TRY, PYTHONPATH=path),
+        run(TRY, "flash-attn-import", PYTHONPATH=path),
+    )
     assert without.stderr.count("FutureWarning:") == 3
-    assert patched.stderr.count("deprecated") == 1 and "warned 3 time(s)" in patched.stderr
+    assert (
+        patched.stderr.count("deprecated") == 1 and "warned 3 time(s)" in patched.stderr
+    )
     assert patched.stdout == without.stdout == "imported 7\n" * 2
 
 
@@ -180,7 +220,10 @@ def test_flash_attn_4_only_and_no_flash_attn_are_unchanged(run, tmp_path):
     (tmp_path / "flash_attn" / "cute" / "__init__.py").write_text("here = 1")
     code = "import flash_attn.cute; print(flash_attn.cute.here, hasattr(flash_attn, 'flash_attn_func'))"
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    assert run(code, "flash-attn-import", PYTHONPATH=path).stdout.split() == ["1", "False"]
+    assert run(code, "flash-attn-import", PYTHONPATH=path).stdout.split() == [
+        "1",
+        "False",
+    ]
 
 
 # a worker that is started by hand
@@ -212,7 +255,9 @@ def test_variables_of_torchrun_are_kept(run):
     assert run(code, "rendezvous", **given).stdout.split() == list(given.values())
 
 
-@pytest.mark.parametrize("given", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "1"}])
+@pytest.mark.parametrize(
+    "given", [{"WORLD_SIZE": "2"}, {"WORLD_SIZE": "2", "RANK": "1"}]
+)
 def test_a_part_of_several_workers_is_refused_in_a_sentence(run, given):
     refused = run("", "rendezvous", **given)
     assert (
@@ -253,7 +298,11 @@ def test_only_with_the_patch_old_torch_compiles_for_each_thread_count(run, tmp_p
     assert [hits(older, threads, None) for threads in (2, 1)] == ["0", "1"], (
         "one thread was given the code of two"
     )
-    assert [hits(older, threads, "inductor-threads") for threads in (2, 1, 1)] == ["0", "0", "1"]
+    assert [hits(older, threads, "inductor-threads") for threads in (2, 1, 1)] == [
+        "0",
+        "0",
+        "1",
+    ]
 
 
 def test_each_number_of_threads_has_a_folder_of_its_own(run):
@@ -261,6 +310,7 @@ def test_each_number_of_threads_has_a_folder_of_its_own(run):
     for threads in ("1", "2"):
         variables = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_CACHE_DIR": "/cache"}
         assert (
-            run(code, "inductor-threads", **variables).stdout.strip() == f"/cache/threads-{threads}"
+            run(code, "inductor-threads", **variables).stdout.strip()
+            == f"/cache/threads-{threads}"
         )
         assert run(code, **variables).stdout.strip() == "/cache"

@@ -18,7 +18,9 @@ from support.machines import settings
 @pytest.fixture
 def modules(tmp_path):
     """The setting by which workers find the user's modules: one that works, one that fails, and a wandb without a key."""
-    (tmp_path / "mine.py").write_text("number = 3\ndef largest(model, record): return {}\n")
+    (tmp_path / "mine.py").write_text(
+        "number = 3\ndef largest(model, record): return {}\n"
+    )
     (tmp_path / "failing.py").write_text("1 / 0\n")
     (tmp_path / "wandb.py").write_text(
         "import os\nfrom types import SimpleNamespace as Some\nMODE = os.environ.get('WANDB_MODE', 'online')\n"
@@ -37,7 +39,9 @@ def test_a_plain_configuration_starts_no_process(monkeypatch):
 )
 def test_a_hook_that_cannot_be_used_is_named(modules, hook):
     config = settings({"env": modules}, {"metrics_hook": hook})
-    assert [sentence.split(" ")[0] for sentence in unmet(config)] == [f"train.metrics_hook={hook}"]
+    assert [sentence.split(" ")[0] for sentence in unmet(config)] == [
+        f"train.metrics_hook={hook}"
+    ]
 
 
 def test_a_hook_and_wandb_offline_that_can_be_used_are_not_refused(modules):
@@ -54,15 +58,17 @@ def test_missing_wandb_and_deepspeed_are_named_for_local_workers(tmp_path):
     for name in ("wandb", "deepspeed"):
         (tmp_path / f"{name}.py").write_text("raise ImportError\n")
     config = settings(
-        {"env": {"PYTHONPATH": str(tmp_path)}}, {"report_to": ["wandb"], "parallel": "deepspeed"}
+        {"env": {"PYTHONPATH": str(tmp_path)}},
+        {"report_to": ["wandb"], "parallel": "deepspeed"},
     )
     assert {sentence.split("=")[0] for sentence in unmet(config)} == {
         "train.report_to",
         "train.parallel",
     }
-    assert unmet(changed(config, environment=changed(config.environment, launcher="srun"))) == [], (
-        "other machines' packages"
-    )
+    assert (
+        unmet(changed(config, environment=changed(config.environment, launcher="srun")))
+        == []
+    ), "other machines' packages"
 
 
 def test_an_import_that_takes_too_long_refuses_nothing(modules, monkeypatch):
@@ -70,7 +76,9 @@ def test_an_import_that_takes_too_long_refuses_nothing(modules, monkeypatch):
     assert unmet(settings({"env": modules}, {"metrics_hook": "absent:largest"})) == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", json.dumps({"train_batch_size": 7}), None])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", json.dumps({"train_batch_size": 7}), None]
+)
 def test_deepspeeds_file_is_checked(tmp_path, content):
     path = tmp_path / "ds.json"
     if content is not None:
@@ -83,19 +91,27 @@ def test_deepspeeds_file_is_checked(tmp_path, content):
     assert "train.deepspeed_config" in fault
 
 
-@pytest.mark.parametrize(("kind", "limit", "option"), [("NOFILE", 20, "-n"), ("AS", 10**9, "-v")])
+@pytest.mark.parametrize(
+    ("kind", "limit", "option"), [("NOFILE", 20, "-n"), ("AS", 10**9, "-v")]
+)
 def test_too_few_open_files_or_addresses_are_named(monkeypatch, kind, limit, option):
     limits = {getattr(resource, f"RLIMIT_{kind}"): (limit, limit)}
     monkeypatch.setattr(
-        resource, "getrlimit", lambda which: limits.get(which, (resource.RLIM_INFINITY,) * 2)
+        resource,
+        "getrlimit",
+        lambda which: limits.get(which, (resource.RLIM_INFINITY,) * 2),
     )
     with pytest.raises(ConfigError) as refused:
         check_requirements(settings())
     (fault,) = refused.value.problems
-    assert f"ulimit {option}" in fault and not unmet(settings()), "doctor has it among its findings"
+    assert f"ulimit {option}" in fault and not unmet(settings()), (
+        "doctor has it among its findings"
+    )
 
 
-def test_a_run_is_refused_before_its_text_is_read_and_doctor_reports_why(tmp_path, monkeypatch):
+def test_a_run_is_refused_before_its_text_is_read_and_doctor_reports_why(
+    tmp_path, monkeypatch
+):
     data = {"source": "files", "files": [str(tmp_path / "*.txt")]}
     refused = PipelineConfig.model_validate(
         {

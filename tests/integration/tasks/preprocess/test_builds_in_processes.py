@@ -48,16 +48,23 @@ def test_a_script_without_a_main_guard_ends_with_the_reason(data, tmp_path):
         data(num_workers=MOST_THREADS + 1).model_dump_json(),
         str(tmp_path / "home"),
     ]
-    ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        command, env=os.environ, capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode != 0 and "__main__" in ended.stderr
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_the_bytes_are_the_same_with_any_number_of_threads(data, tmp_path, digests, kind):
+def test_the_bytes_are_the_same_with_any_number_of_threads(
+    data, tmp_path, digests, kind
+):
     settings, references = data(tokenizer={"kind": kind, "vocab_size": 400}), []
     for threads in ("1", "3"):
         build = start_build(
-            settings, tmp_path / threads, RAYON_NUM_THREADS=threads, PYTHONHASHSEED=threads
+            settings,
+            tmp_path / threads,
+            RAYON_NUM_THREADS=threads,
+            PYTHONHASHSEED=threads,
         )
         references.append(finish_build(build))
     assert references[0] == references[1]
@@ -99,7 +106,9 @@ for step in range(1, 100_000, stride):
 """
 
 
-def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, digests, small_parts):
+def test_killed_anywhere_the_same_call_gives_the_same_bytes(
+    data, tmp_path, digests, small_parts
+):
     settings = data(num_workers=2)
     expected = preprocess(settings, tmp_path / "whole")
     command = [
@@ -119,7 +128,9 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes(data, tmp_path, dige
     for step, _, _ in steps:
         home = tmp_path / "killed" / step
         assert digests(home / "datasets") == whole
-        assert temporaries(home / "datasets") == [] and not list(home.rglob("*.damaged-*"))
+        assert temporaries(home / "datasets") == [] and not list(
+            home.rglob("*.damaged-*")
+        )
         # Of two units and a note that were being written; `gc` deletes them.
         assert len(temporaries(home / "units")) <= 3
         check(home / expected.path, "dataset", checksums=True)
@@ -131,14 +142,17 @@ def test_any_number_of_workers_gives_the_same_bytes(
     data, corpus, tmp_path, digests, several, small_parts, monkeypatch
 ):
     sources = [
-        {"name": f"s{digit}", "files": [f"{corpus}/text-0{digit}*.txt"]} for digit in range(3)
+        {"name": f"s{digit}", "files": [f"{corpus}/text-0{digit}*.txt"]}
+        for digit in range(3)
     ]
     given = {"files": [], "sources": sources} if several else {}
     expected = preprocess(data(**given, num_workers=1), tmp_path / "1")
     for kind, most_threads in (("threads", 3), ("processes", 1)):
         monkeypatch.setattr(workers, "MOST_THREADS", most_threads)
         assert preprocess(data(**given, num_workers=3), tmp_path / kind) == expected
-        assert digests(tmp_path / kind / "datasets") == digests(tmp_path / "1" / "datasets")
+        assert digests(tmp_path / kind / "datasets") == digests(
+            tmp_path / "1" / "datasets"
+        )
 
 
 KILLED_AT_THE_FOURTH_UNIT = """
@@ -158,10 +172,16 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(
     data, tmp_path, digests, monkeypatch, small_parts
 ):
     whole = preprocess(data(), tmp_path / "whole")
-    inject(tmp_path, "infini_llama.tasks.preprocess.tokens.units", KILLED_AT_THE_FOURTH_UNIT)
+    inject(
+        tmp_path,
+        "infini_llama.tasks.preprocess.tokens.units",
+        KILLED_AT_THE_FOURTH_UNIT,
+    )
     home = tmp_path / "killed"
     child = start_build(
-        data(num_workers=1), home, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+        data(num_workers=1),
+        home,
+        PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
     )
     child.communicate(timeout=120)
     assert child.returncode == -9
@@ -175,11 +195,15 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(
     monkeypatch.setattr(
         units, "commit", lambda *given: (written.append(given[1].name), write(*given))
     )
-    monkeypatch.setattr(learning, "learn", lambda *given: (learned.append(1), learn(*given))[1])
+    monkeypatch.setattr(
+        learning, "learn", lambda *given: (learned.append(1), learn(*given))[1]
+    )
     assert preprocess(data(), home) == whole
     every = {path.parent.name for path in home.glob("units/*/*/manifest.json")}
     assert learned == [] and len(finished) == 3 and len(every) > 5
-    assert set(written) == every - {path.parent.name for path in finished} | {lost.parent.name}
+    assert set(written) == every - {path.parent.name for path in finished} | {
+        lost.parent.name
+    }
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
 
 
@@ -194,7 +218,8 @@ def test_workers_die_with_their_parent_and_the_next_build_resumes(
         before = len(list(home.glob("units/*/*/manifest.json")))
         wait_until(
             lambda child=child, before=before: (
-                child.poll() is not None or len(list(home.glob("units/*/*/manifest.json"))) > before
+                child.poll() is not None
+                or len(list(home.glob("units/*/*/manifest.json"))) > before
             )
         )
         child.kill()
@@ -204,25 +229,39 @@ def test_workers_die_with_their_parent_and_the_next_build_resumes(
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_a_stop_request_does_not_wait_for_queued_work(data, tmp_path, small_parts, threads):
-    texts = (" ".join(str(number * step) for step in range(9000)) for number in range(120))
+def test_a_stop_request_does_not_wait_for_queued_work(
+    data, tmp_path, small_parts, threads
+):
+    texts = (
+        " ".join(str(number * step) for step in range(9000)) for number in range(120)
+    )
     settings = data(
-        files=[write_files(tmp_path / "text", texts)], num_workers=2, tokenizer={"vocab_size": 257}
+        files=[write_files(tmp_path / "text", texts)],
+        num_workers=2,
+        tokenizer={"vocab_size": 257},
     )
     child = start_build(settings, tmp_path / "home", MOST_THREADS=threads)
     wait_until(
-        lambda: child.poll() is not None or list(tmp_path.glob("home/units/*/*/manifest.json"))
+        lambda: (
+            child.poll() is not None
+            or list(tmp_path.glob("home/units/*/*/manifest.json"))
+        )
     )
     child.terminate()
     child.communicate(timeout=100)
     assert child.returncode == 3
-    assert len(list(tmp_path.glob("home/units/*/*/manifest.json"))) < 120, "one for each file"
+    assert len(list(tmp_path.glob("home/units/*/*/manifest.json"))) < 120, (
+        "one for each file"
+    )
 
 
 def test_of_two_builders_one_builds_and_the_other_waits_and_uses_it(data, tmp_path):
     both = [start_build(data(), tmp_path) for _ in range(2)]
     references = [finish_build(process) for process in both]
-    assert sorted(reference.built for reference in references) == [(), ("tokens", "row tables")]
+    assert sorted(reference.built for reference in references) == [
+        (),
+        ("tokens", "row tables"),
+    ]
     assert changed(references[0], built=[]) == changed(references[1], built=[])
 
 
@@ -244,25 +283,46 @@ except PipelineError as error:
 def one_shard(data, tmp_path_factory):
     """Settings and folder of a dataset whose files are of very different sizes."""
     folder = tmp_path_factory.mktemp("one-shard")
-    texts = (" ".join(str(number * step) for step in range(500)) for number in range(20))
+    texts = (
+        " ".join(str(number * step) for step in range(500)) for number in range(20)
+    )
     settings = data(files=[write_files(folder, texts)], tokenizer={"vocab_size": 257})
     return settings, folder / "whole" / preprocess(settings, folder / "whole").path
 
 
 @pytest.mark.parametrize(
-    "file", ["lock", "tokenizer.json", "token_bytes.npy", "train/data-00000.arrow", "manifest.json"]
+    "file",
+    [
+        "lock",
+        "tokenizer.json",
+        "token_bytes.npy",
+        "train/data-00000.arrow",
+        "manifest.json",
+    ],
 )
-def test_no_space_ends_with_code_70_and_leaves_no_partial_files(one_shard, tmp_path, file):
+def test_no_space_ends_with_code_70_and_leaves_no_partial_files(
+    one_shard, tmp_path, file
+):
     settings, whole = one_shard
     limit = 10 if file == "lock" else (whole / file).stat().st_size - 1
     home = tmp_path / "home"
-    command = [sys.executable, "-c", FULL_DISK, settings.model_dump_json(), str(home), str(limit)]
+    command = [
+        sys.executable,
+        "-c",
+        FULL_DISK,
+        settings.model_dump_json(),
+        str(home),
+        str(limit),
+    ]
     environment = os.environ | {
         "PYTHONDONTWRITEBYTECODE": "1"
     }  # under a limit, Python would leave half a .pyc behind
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert child.stdout.startswith("70 no space ") and str(home / "datasets") in child.stdout, (
-        child.stdout + child.stderr
+    child = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60
     )
+    assert (
+        child.stdout.startswith("70 no space ")
+        and str(home / "datasets") in child.stdout
+    ), child.stdout + child.stderr
     assert temporaries(home / "datasets") == [] and lookup(settings, home) is None
     assert preprocess(settings, home).built == ("tokens", "row tables")

@@ -14,7 +14,13 @@ from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens.parts import Filters, Part
 from infini_llama.tasks.preprocess.tokens.units import Recipe
-from infini_llama.tasks.preprocess.workers import Job, _dask, _ray, prepare_part_elsewhere, versions
+from infini_llama.tasks.preprocess.workers import (
+    Job,
+    _dask,
+    _ray,
+    prepare_part_elsewhere,
+    versions,
+)
 from support.stages import finish_build, start_build
 from support.texts import write_files
 from support.tokenizer_kinds import train_bpe
@@ -44,7 +50,9 @@ def test_a_worker_killed_in_the_middle_loses_only_its_part(
     assert killed is not None and not Path(f"/proc/{killed}").exists()
     assert reference.digest == expected.digest
     assert digests(home / "datasets") == digests(tmp_path / "local" / "datasets")
-    assert not [path for path in (home / "datasets").iterdir() if path.name.startswith(".")]
+    assert not [
+        path for path in (home / "datasets").iterdir() if path.name.startswith(".")
+    ]
 
 
 @pytest.mark.slow
@@ -54,14 +62,19 @@ def test_a_dask_cluster_that_does_not_answer_is_named(data, tmp_path, capfd):
     variable, address = "DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:1"
     build = start_build(data(engine="dask"), tmp_path / "home", **{variable: address})
     build.communicate(timeout=200)
-    assert f"ConfigError: no cluster answers at {variable}={address}" in capfd.readouterr().err
+    assert (
+        f"ConfigError: no cluster answers at {variable}={address}"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.slow
 def test_a_dask_cluster_that_does_not_start_in_time_is_named(data, tmp_path, capfd):
     pytest.importorskip("distributed")
     build = start_build(
-        data(engine="dask"), tmp_path / "home", DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="0.001s"
+        data(engine="dask"),
+        tmp_path / "home",
+        DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="0.001s",
     )
     build.communicate(timeout=200)
     assert "PipelineError: data.engine=dask" in capfd.readouterr().err
@@ -75,7 +88,9 @@ def test_bad_text_has_the_same_error_as_without_a_cluster(data, tmp_path, engine
     path = str(tmp_path / "tokenizer.json")
     train_bpe([], 257).save(path)
     settings = data(
-        files=[str(tmp_path / "*.txt")], tokenizer={"vocab_size": 257, "path": path}, engine=engine
+        files=[str(tmp_path / "*.txt")],
+        tokenizer={"vocab_size": 257, "path": path},
+        engine=engine,
     )
     with pytest.raises(DataError, match=r"^\S+bad\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
@@ -89,9 +104,14 @@ def test_a_stopped_build_does_not_wait_for_its_parts(data, tmp_path, engine):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "tokenizer.json").touch()
     job = Job(Recipe(tmp_path, 0, "tokenizers", True), Filters(0, False))
-    part = Part([File(tmp_path / "pipe.txt", "pipe.txt", "text")], None, 0.0, 0, (None,))
+    part = Part(
+        [File(tmp_path / "pipe.txt", "pipe.txt", "text")], None, 0.0, 0, (None,)
+    )
     open_pool = {"dask": _dask, "ray": _ray}[engine]
-    with pytest.raises(KeyboardInterrupt), open_pool(job, data(engine=engine), 1) as pool:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        open_pool(job, data(engine=engine), 1) as pool,
+    ):
         for _ in range(3):
             pool.submit(part)
         raise KeyboardInterrupt

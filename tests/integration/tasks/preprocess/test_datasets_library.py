@@ -36,7 +36,11 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     (tmp_path / "hub" / "README.md").write_text("A card, which is not the data.")
     table.to_parquet(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"))
     for folder in ("saved", "several", "hub"):
-        given = {"source": "huggingface", "dataset": str(tmp_path / folder), "text_column": "body"}
+        given = {
+            "source": "huggingface",
+            "dataset": str(tmp_path / folder),
+            "text_column": "body",
+        }
         assert survey(DataConfig.model_validate(given)).documents == sorted(
             text for text in TEXTS if text
         ), folder
@@ -63,17 +67,22 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
         ):
             survey(
                 DataConfig.model_validate(
-                    given | {"dataset": str(tmp_path / folder), "dataset_config": "english"}
+                    given
+                    | {"dataset": str(tmp_path / folder), "dataset_config": "english"}
                 )
             )
-    datasets.Dataset.from_dict({"body": TEXTS}, split="test").save_to_disk(str(tmp_path / "test"))
+    datasets.Dataset.from_dict({"body": TEXTS}, split="test").save_to_disk(
+        str(tmp_path / "test")
+    )
     for folder, split in (
         ("saved", "train[:50%]"),
         ("saved", "test"),
         ("several", "train[:50%]"),
         ("test", "dev"),
     ):
-        with pytest.raises(DataError, match=rf"{folder} .*split '{re.escape(split)}' \(it has "):
+        with pytest.raises(
+            DataError, match=rf"{folder} .*split '{re.escape(split)}' \(it has "
+        ):
             other = {
                 "dataset": str(tmp_path / folder),
                 "dataset_split": split,
@@ -81,8 +90,14 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
             }
             survey(DataConfig.model_validate(given | other))
     with pytest.raises(Unreadable):
-        list(formats.read(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"))
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
+        list(
+            formats.read(
+                tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"
+            )
+        )
+    pointer = (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
+    )
     (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").write_text(pointer)
     with pytest.raises(DataError, match=r"00001\.parquet .*git lfs pull"):
         survey(
@@ -93,7 +108,9 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatch, streaming):
+def test_files_of_a_folder_that_are_of_no_split_are_counted(
+    tmp_path, monkeypatch, streaming
+):
     """`datasets` reads the format that most files have, and where a name says train, files of such names."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     texts = {
@@ -117,18 +134,24 @@ def test_files_of_a_folder_that_are_of_no_split_are_counted(tmp_path, monkeypatc
         for name, content in files.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_text(content)
-        given = {"source": "huggingface", "dataset": str(tmp_path / folder), "streaming": streaming}
+        given = {
+            "source": "huggingface",
+            "dataset": str(tmp_path / folder),
+            "streaming": streaming,
+        }
         corpus = survey(DataConfig.model_validate(given | splits))
         assert (corpus.documents, corpus.report.other_files) == (documents, others)
 
 
 def test_shards_of_an_earlier_save_are_no_text(tmp_path):
-    datasets.Dataset.from_dict({"text": ["an earlier text", "another", "a third"]}).save_to_disk(
-        tmp_path, num_shards=3
-    )
+    datasets.Dataset.from_dict(
+        {"text": ["an earlier text", "another", "a third"]}
+    ).save_to_disk(tmp_path, num_shards=3)
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path, num_shards=2)
     assert len([*tmp_path.glob("data-*.arrow")]) == 5
-    assert survey(DataConfig(files=[str(tmp_path)])).documents == sorted(filter(None, TEXTS))
+    assert survey(DataConfig(files=[str(tmp_path)])).documents == sorted(
+        filter(None, TEXTS)
+    )
 
 
 def test_a_saved_folder_with_a_damaged_offset_is_named(tmp_path):
@@ -136,7 +159,9 @@ def test_a_saved_folder_with_a_damaged_offset_is_named(tmp_path):
     datasets.Dataset.from_dict({"text": ["good", "text"]}).save_to_disk(tmp_path)
     (shard,) = tmp_path.glob("data-*.arrow")
     shard.write_bytes(
-        shard.read_bytes().replace(struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 20, 8))
+        shard.read_bytes().replace(
+            struct.pack("<3i", 0, 4, 8), struct.pack("<3i", 0, 20, 8)
+        )
     )
     with pytest.raises(DataError, match=rf"{tmp_path} .*Offset invariant failure"):
         survey(DataConfig(source="huggingface", dataset=str(tmp_path)))
@@ -148,7 +173,9 @@ def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
     for split in ("train", "validation"):
         opened = datasets.load_from_disk(str(dataset / split))
         assert isinstance(opened, datasets.Dataset)
-        assert opened.features == {"input_ids": datasets.LargeList(datasets.Value("uint16"))}
+        assert opened.features == {
+            "input_ids": datasets.LargeList(datasets.Value("uint16"))
+        }
         stats = getattr(reference, split)
         assert len(opened) == stats.documents
         assert list(opened["input_ids"]) == documents_of(dataset, split)

@@ -42,7 +42,8 @@ def by_gigatoken(monkeypatch):
 def words(letters: str, longest: int, count: int) -> str:
     choose = random.Random(len(letters))
     return " ".join(
-        "".join(choose.choices(letters, k=choose.randint(1, longest))) for _ in range(count)
+        "".join(choose.choices(letters, k=choose.randint(1, longest)))
+        for _ in range(count)
     )
 
 
@@ -87,16 +88,22 @@ def reason_to_learn_otherwise(texts, settings, folder, caplog, size=1) -> str:
 def test_too_little_text_for_the_vocabulary(tmp_path, caplog):
     """gigatoken goes on where no pair occurs twice, `tokenizers` does not."""
     settings = TokenizerConfig(vocab_size=400)
-    reason = reason_to_learn_otherwise(["the cat sat on the mat"], settings, tmp_path, caplog)
+    reason = reason_to_learn_otherwise(
+        ["the cat sat on the mat"], settings, tmp_path, caplog
+    )
     assert "the last token occurs 0 time(s)" in reason
 
 
 @pytest.mark.parametrize("place", [0, 3000, 5999])
-def test_a_character_that_gigatoken_takes_for_another_class(place, tmp_path, caplog, monkeypatch):
+def test_a_character_that_gigatoken_takes_for_another_class(
+    place, tmp_path, caplog, monkeypatch
+):
     """Wherever it is, every document is learned from."""
     texts = [f"document {number} of some words, and others" for number in range(6000)]
     texts[place] += '"\U00016ed1",'
-    reason = reason_to_learn_otherwise(texts, TokenizerConfig(vocab_size=300), tmp_path, caplog)
+    reason = reason_to_learn_otherwise(
+        texts, TokenizerConfig(vocab_size=300), tmp_path, caplog
+    )
     assert "a character" in reason
 
 
@@ -111,13 +118,17 @@ def test_a_token_that_is_learned_twice(tmp_path, caplog):
     """gigatoken does that after the last pair that occurs twice."""
     settings = TokenizerConfig(vocab_size=268)
     texts = ["a " * 8 + "aaaaaaa " * 7 + "aaaaaa " * 9 + "a " * 6]
-    assert "learned twice" in reason_to_learn_otherwise(texts, settings, tmp_path, caplog)
+    assert "learned twice" in reason_to_learn_otherwise(
+        texts, settings, tmp_path, caplog
+    )
 
 
 @pytest.mark.parametrize("kind", ["wordpiece"])
 def test_another_kind(kind, tmp_path, caplog):
     settings = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300})
-    reason = reason_to_learn_otherwise(["a word of text"] * 50, settings, tmp_path, caplog)
+    reason = reason_to_learn_otherwise(
+        ["a word of text"] * 50, settings, tmp_path, caplog
+    )
     assert reason == f"data.tokenizer.kind={kind}"
 
 
@@ -127,7 +138,9 @@ def test_too_little_space_for_the_file(size, free, tmp_path, caplog, monkeypatch
     spaces = iter([2**40] * (size == 1))
     usage = fast_learning.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(
-        fast_learning.shutil, "disk_usage", lambda _: usage._replace(free=next(spaces, free - 1))
+        fast_learning.shutil,
+        "disk_usage",
+        lambda _: usage._replace(free=next(spaces, free - 1)),
     )
     texts = [f"document {number}: " + "words of text " * 9 for number in range(30_000)]
     settings = TokenizerConfig(vocab_size=300)
@@ -137,12 +150,19 @@ def test_too_little_space_for_the_file(size, free, tmp_path, caplog, monkeypatch
 def test_a_process_that_fails(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(merges, "__name__", "infini_llama.no_such_module")
     settings = TokenizerConfig(vocab_size=300)
-    reason = reason_to_learn_otherwise(["a word of text"] * 50, settings, tmp_path, caplog)
-    assert reason.startswith("gigatoken ended with status 1 (") and "no_such_module" in reason
+    reason = reason_to_learn_otherwise(
+        ["a word of text"] * 50, settings, tmp_path, caplog
+    )
+    assert (
+        reason.startswith("gigatoken ended with status 1 (")
+        and "no_such_module" in reason
+    )
 
 
 @pytest.mark.parametrize("case", ["small", "small, of unknown size", "not installed"])
-def test_nothing_is_logged_where_gigatoken_is_not_expected(case, tmp_path, caplog, monkeypatch):
+def test_nothing_is_logged_where_gigatoken_is_not_expected(
+    case, tmp_path, caplog, monkeypatch
+):
     if "small" in case:
         monkeypatch.setattr(fast_learning, "WORTH_A_FAST_ENGINE", 10**6)
     else:
@@ -150,8 +170,13 @@ def test_nothing_is_logged_where_gigatoken_is_not_expected(case, tmp_path, caplo
     monkeypatch.setattr(fast_learning, "_merges", None)
     with caplog.at_level(logging.INFO):
         size = 0 if "unknown" in case else 10
-        learned = learn([b"a word"] * 9, TokenizerConfig(vocab_size=260), tmp_path / "new", size)
-    assert learned.to_str() == train(["a word"] * 9, TokenizerConfig(vocab_size=260)).to_str()
+        learned = learn(
+            [b"a word"] * 9, TokenizerConfig(vocab_size=260), tmp_path / "new", size
+        )
+    assert (
+        learned.to_str()
+        == train(["a word"] * 9, TokenizerConfig(vocab_size=260)).to_str()
+    )
     assert not caplog.records and not list(tmp_path.glob("new/*"))
 
 
@@ -188,9 +213,13 @@ ctypes.PyDLL(None).sleep(600)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the death of a parent is heard on Linux alone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the death of a parent is heard on Linux alone"
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_request_to_stop_ends_the_learning_process_and_leaves_no_file(number, tmp_path):
+def test_a_request_to_stop_ends_the_learning_process_and_leaves_no_file(
+    number, tmp_path
+):
     (tmp_path / "slow_merges.py").write_text(SLOW)
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     parent = subprocess.Popen(

@@ -24,14 +24,17 @@ KILLS = 10  # in each of the ten cases
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Path:
     texts = [
-        path.read_text(encoding="utf-8") for path in sorted(Path(json.__file__).parent.glob("*.py"))
+        path.read_text(encoding="utf-8")
+        for path in sorted(Path(json.__file__).parent.glob("*.py"))
     ]
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     train_bpe(texts, 600).save(str(path))
     return path
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("workers", "threads"), [(1, 1), (2, 1), (4, 1), (2, 2), (4, 4)]
+)
 @pytest.mark.parametrize("engine", ["tokenizers", "gigatoken"])
 def test_engines_workers_and_kills_do_not_change_the_bytes(
     data, digests, tokenizer, tmp_path, engine, workers, threads, monkeypatch

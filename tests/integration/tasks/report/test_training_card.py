@@ -28,20 +28,30 @@ def train_to(run: RunFolder, steps: int) -> None:
         for step in range(1, steps + 1)
     ]
     measured = ValidationLine(step=steps, loss=5.25, bits_per_byte=3.5)
-    run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in [*taken, measured]))
+    run.metrics.write_text(
+        "".join(line.model_dump_json() + "\n" for line in [*taken, measured])
+    )
     for step, loss in ((steps // 2, None), (steps, 5.25)):
         add_checkpoint(run.checkpoints, step, loss)
     failed = AttemptRecord(
         attempt=1, kind="failed", code=70, message="rank 1 died | killed", seconds=30.0
     )
     append_attempt(run, changed(failed, from_step=0, checkpoint_step=steps // 2))
-    done = AttemptRecord(attempt=2, kind="done", code=0, message="finished", seconds=30.0)
+    done = AttemptRecord(
+        attempt=2, kind="done", code=0, message="finished", seconds=30.0
+    )
     append_attempt(run, changed(done, from_step=steps // 2, checkpoint_step=steps))
 
 
 def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
     train_to(run, 20)
-    add_result(run, 20, parameters=1234567, weights_sha256="ab" * 32, samples=["def ```f():", "2"])
+    add_result(
+        run,
+        20,
+        parameters=1234567,
+        weights_sha256="ab" * 32,
+        samples=["def ```f():", "2"],
+    )
     text = card(run.path, "Training finished: 20 steps.")
     picture = re.search(r"!\[[^\]]+\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", text)
     assert picture and base64.b64decode(picture[1]).startswith(b"\x89PNG")
@@ -65,7 +75,9 @@ def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
 
 def test_a_text_of_the_model_can_be_stored_by_every_database(run):
     train_to(run, 20)
-    add_result(run, 20, parameters=1, weights_sha256="ab" * 32, samples=["a\0b", "\x1b[2Jc"])
+    add_result(
+        run, 20, parameters=1, weights_sha256="ab" * 32, samples=["a\0b", "\x1b[2Jc"]
+    )
     text = card(run.path, "x")
     assert "\0" not in text and "\x1b" not in text
     assert "a\\x00b" in text

@@ -84,11 +84,15 @@ def test_a_committed_artifact_is_synced_before_and_after_its_rename(tmp_path, sy
     paths = [name for name, _ in synced]
     staged, parent = synced[-2:]
     assert {"a.bin", "empty", "deep.bin", MANIFEST, "x", "train"} <= set(paths[:-2])
-    assert staged[0].startswith(".") and staged[1] == sorted(["a.bin", "empty", "train", MANIFEST])
+    assert staged[0].startswith(".") and staged[1] == sorted(
+        ["a.bin", "empty", "train", MANIFEST]
+    )
     assert parent == (tmp_path.name, ["one"])
 
 
-def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, synced):
+def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(
+    tmp_path, synced
+):
     write_atomic(tmp_path / "file", "text")
     (temporary, _), parent = synced
     assert temporary.startswith(".file") and parent == (tmp_path.name, ["file"])
@@ -96,11 +100,16 @@ def test_a_replaced_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_pa
 
 @settings(max_examples=30, deadline=None)
 @given(files=trees)
-def test_the_digest_of_a_complete_artifact_depends_on_content_only(tmp_path_factory, files):
+def test_the_digest_of_a_complete_artifact_depends_on_content_only(
+    tmp_path_factory, files
+):
     home = tmp_path_factory.mktemp("commit")
     first = make(home / "one", files, meta={"at": 1}, content={"tokens": 3})
     second = make(
-        home / "deeper" / "two", files, meta={"at": 2, "ü": "\u2028"}, content={"tokens": 3}
+        home / "deeper" / "two",
+        files,
+        meta={"at": 2, "ü": "\u2028"},
+        content={"tokens": 3},
     )
     assert check(home / "one", "dataset", checksums=True) == first
     assert {name: (home / "one" / name).read_bytes() for name in first.files} == files
@@ -108,7 +117,8 @@ def test_the_digest_of_a_complete_artifact_depends_on_content_only(tmp_path_fact
     assert first.digest == second.digest and first.self_checksum != second.self_checksum
     assert make(home / "three", files, content={"tokens": 4}).digest != first.digest
     assert (
-        make(home / "four", files | {"more.bin": b""}, content={"tokens": 3}).digest != first.digest
+        make(home / "four", files | {"more.bin": b""}, content={"tokens": 3}).digest
+        != first.digest
     )
     assert leftovers(home) == []
 
@@ -158,13 +168,17 @@ def test_a_manifest_cut_short_or_overwritten_is_damaged(tmp_path_factory, data):
 
 @settings(max_examples=60, deadline=None)
 @given(files=trees.filter(bool), data=st.data())
-def test_any_truncated_missing_or_extra_file_is_found_by_size(tmp_path_factory, files, data):
+def test_any_truncated_missing_or_extra_file_is_found_by_size(
+    tmp_path_factory, files, data
+):
     folder = tmp_path_factory.mktemp("sizes") / "data"
     make(folder, files)
     name = data.draw(st.sampled_from(sorted(files)))
     fault = data.draw(st.sampled_from(["cut", "missing", "extra"]))
     if fault == "cut" and files[name]:
-        (folder / name).write_bytes(files[name][: data.draw(st.integers(0, len(files[name]) - 1))])
+        (folder / name).write_bytes(
+            files[name][: data.draw(st.integers(0, len(files[name]) - 1))]
+        )
         pattern = f"{folder / name} .*{len(files[name])}"
     elif fault == "extra":
         name = f"{name.removesuffix('.bin')}.more"
@@ -184,7 +198,10 @@ FAULTS = {
         MANIFEST,
     ),
     "a list": (lambda folder: (folder / MANIFEST).write_text("[1]"), MANIFEST),
-    "not all fields": (lambda folder: (folder / MANIFEST).write_text('{"files": {}}'), MANIFEST),
+    "not all fields": (
+        lambda folder: (folder / MANIFEST).write_text('{"files": {}}'),
+        MANIFEST,
+    ),
     "a later format": (lambda folder: forge(folder, format_version=99), "version 99"),
     "a longer file": (
         lambda folder: (folder / "a.bin").write_bytes(b"longer"),
@@ -229,10 +246,17 @@ def test_a_file_replaced_by_a_link_or_a_folder_is_missing(tmp_path, folder):
         check(folder, "dataset", checksums=True)
 
 
-@pytest.mark.parametrize("name", ["../outside", "train/../../outside", "/etc/hostname", ".."])
-def test_a_manifest_that_names_files_outside_its_folder_is_refused(tmp_path, folder, name):
+@pytest.mark.parametrize(
+    "name", ["../outside", "train/../../outside", "/etc/hostname", ".."]
+)
+def test_a_manifest_that_names_files_outside_its_folder_is_refused(
+    tmp_path, folder, name
+):
     (tmp_path / "outside").write_bytes(b"")
-    forge(folder, files={name: {"size": 0, "checksum": file_checksum(tmp_path / "outside")}})
+    forge(
+        folder,
+        files={name: {"size": 0, "checksum": file_checksum(tmp_path / "outside")}},
+    )
     with pytest.raises(Damaged, match="outside"):
         read_manifest(folder, "dataset")
 
@@ -252,7 +276,8 @@ def test_nested_artifacts_and_user_files_are_ignored_at_their_places_only(folder
 
 
 @pytest.mark.parametrize(
-    "there", ["other content", "other bytes", "a file is missing", "no manifest", "a file"]
+    "there",
+    ["other content", "other bytes", "a file is missing", "no manifest", "a file"],
 )
 def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, there):
     target = tmp_path / "data"
@@ -265,7 +290,9 @@ def test_a_target_that_differs_is_moved_aside_and_replaced(tmp_path, caplog, the
     elif there in ("a file is missing", "no manifest"):
         (target / ("a.bin" if there == "a file is missing" else MANIFEST)).unlink()
     written = make(target, content={"step": 16})
-    assert check(target, "dataset", checksums=True) == written and written.content == {"step": 16}
+    assert check(target, "dataset", checksums=True) == written and written.content == {
+        "step": 16
+    }
     assert (
         names_in(tmp_path) == ["data", "data.damaged-1"]
         and str(tmp_path / "data.damaged-1") in caplog.text
@@ -328,7 +355,10 @@ def test_moving_aside_loses_nothing_and_removing_leaves_nothing(tmp_path):
         make(tmp_path / "data")
         (tmp_path / "data" / "a.bin").write_bytes(bytes([number]))
         assert move_aside(tmp_path / "data") == tmp_path / f"data.damaged-{number}"
-    assert [(tmp_path / f"data.damaged-{number}" / "a.bin").read_bytes() for number in (1, 2)] == [
+    assert [
+        (tmp_path / f"data.damaged-{number}" / "a.bin").read_bytes()
+        for number in (1, 2)
+    ] == [
         b"\1",
         b"\2",
     ]
@@ -428,7 +458,8 @@ for turn in range(25):
 def test_of_two_committers_at_once_one_wins_and_both_get_its_manifest(tmp_path):
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", COMMITS_WITH_OTHERS, str(tmp_path), me], stdout=subprocess.PIPE
+            [sys.executable, "-c", COMMITS_WITH_OTHERS, str(tmp_path), me],
+            stdout=subprocess.PIPE,
         )
         for me in ("a", "b")
     ]

@@ -41,7 +41,9 @@ def test_busy_names_process_and_host_and_kill_9_frees_the_lock(tmp_path):
     path = tmp_path / "locks" / "x.lock"
     other = locking_process(path)
     with (
-        pytest.raises(Busy, match=f"process {other.pid} on {socket.gethostname()} since 20"),
+        pytest.raises(
+            Busy, match=f"process {other.pid} on {socket.gethostname()} since 20"
+        ),
         Lock(path),
     ):
         pass
@@ -144,7 +146,9 @@ def test_another_machine_is_refused_while_the_holder_renews(path):
         ):
             pass
         lease.check()
-        assert json.loads(path.read_text())["kernel"] == "one", "a refused rival leaves no trace"
+        assert json.loads(path.read_text())["kernel"] == "one", (
+            "a refused rival leaves no trace"
+        )
     with Lease(path, "two", **QUICK):
         assert json.loads(path.read_text())["kernel"] == "two"
     assert not path.exists()
@@ -152,14 +156,17 @@ def test_another_machine_is_refused_while_the_holder_renews(path):
 
 def test_the_same_machine_takes_its_own_lease_at_once(path):
     """The lock has said already that its holder is dead."""
-    path.write_text(json.dumps({"kernel": "one", "host": "here", "pid": 1, "renewed": 3}))
+    path.write_text(
+        json.dumps({"kernel": "one", "host": "here", "pid": 1, "renewed": 3})
+    )
     before = time.monotonic()
     with Lease(path, "one", renew=60, expired=60):
         assert time.monotonic() - before < 30
 
 
 @pytest.mark.parametrize(
-    "content", ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"]
+    "content",
+    ['{"kernel": "one", "host": "there", "pid": 1, "renewed": 3}', "{", "", "[]", "{}"],
 )
 def test_the_lease_of_a_dead_process_expires(path, caplog, content):
     caplog.set_level("INFO", "infini_llama.locks")
@@ -171,7 +178,9 @@ def test_the_lease_of_a_dead_process_expires(path, caplog, content):
 
 def test_a_process_paused_too_long_detects_that_it_lost_the_lease(path):
     with Lease(path, "one", **QUICK) as lease:
-        path.write_text(json.dumps({"kernel": "two", "host": "there", "pid": 7, "renewed": 0}))
+        path.write_text(
+            json.dumps({"kernel": "two", "host": "there", "pid": 7, "renewed": 0})
+        )
         lease.thread.join(5)
         with pytest.raises(Busy, match="process 7 on there"):
             lease.check()
@@ -192,7 +201,9 @@ def test_of_several_processes_that_find_an_expired_lease_one_gets_it(path):
             outcomes.append("refused")
             refused.release()
 
-    threads = [threading.Thread(target=take, args=(str(number),)) for number in range(4)]
+    threads = [
+        threading.Thread(target=take, args=(str(number),)) for number in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -207,5 +218,8 @@ def test_a_run_that_another_machine_trains_is_refused(tmp_path):
     }
     run = tmp_path / "runs/ours"
     run.mkdir(parents=True)
-    with Lease(run / "lease", "another", renew=0.3), pytest.raises(Busy, match="runs/ours "):
+    with (
+        Lease(run / "lease", "another", renew=0.3),
+        pytest.raises(Busy, match="runs/ours "),
+    ):
         train(PipelineConfig.model_validate(given), make_dataset(), {}, "mine")

@@ -94,16 +94,25 @@ def test_the_bytes_are_the_same_with_every_engine(
     monkeypatch.setattr(stage, "WORTH_A_FAST_ENGINE", 1)
     second = preprocess(data(num_workers=2), tmp_path / "fast")
     assert first == second
-    assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
+    assert digests(tmp_path / "slow" / "datasets") == digests(
+        tmp_path / "fast" / "datasets"
+    )
     slow, fast = (
-        read_dataset(tmp_path / name / first.path).meta.engine for name in ("slow", "fast")
+        read_dataset(tmp_path / name / first.path).meta.engine
+        for name in ("slow", "fast")
     )
     assert (slow.name, fast.name, fast.refused) == ("tokenizers", "gigatoken", {})
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6])
 def test_a_stop_request_during_the_check_is_not_the_engines_fault(tmp_path, seconds):
-    command = [sys.executable, "-c", STOPPED_WHILE_CHECKING, str(tmp_path), str(seconds)]
+    command = [
+        sys.executable,
+        "-c",
+        STOPPED_WHILE_CHECKING,
+        str(tmp_path),
+        str(seconds),
+    ]
     child = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert child.stdout == "stopped\n" and not list(tmp_path.iterdir()), child.stderr
 
@@ -137,7 +146,9 @@ def wrong(monkeypatch):
     monkeypatch.setattr(engines, "gigatoken_of", broken)
 
 
-def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, caplog, monkeypatch):
+def test_an_engine_that_differs_is_refused_once_and_for_all(
+    wrong, tmp_path, caplog, monkeypatch
+):
     tokenizer, compared = train_bpe(TEXTS * 3, 300), []
     monkeypatch.setattr(
         engines, "golden", lambda tokenizer: compared.append(1) or [*ENCODED, b"{x: 1}"]
@@ -153,7 +164,10 @@ def test_an_engine_that_differs_is_refused_once_and_for_all(wrong, tmp_path, cap
         lambda: (note.unlink(), note.mkdir()),
     ):
         damage()
-        assert choose_engine(tokenizer, True, tmp_path).name == "tokenizers" and len(compared) == 1
+        assert (
+            choose_engine(tokenizer, True, tmp_path).name == "tokenizers"
+            and len(compared) == 1
+        )
 
 
 @pytest.fixture
@@ -177,7 +191,9 @@ def test_a_difference_found_during_the_build_switches_to_the_reference(
     second = preprocess(data(), tmp_path / "fast")
     first = slow(data(), tmp_path / "slow", monkeypatch)
     assert first == second
-    assert digests(tmp_path / "slow" / "datasets") == digests(tmp_path / "fast" / "datasets")
+    assert digests(tmp_path / "slow" / "datasets") == digests(
+        tmp_path / "fast" / "datasets"
+    )
     used = read_dataset(tmp_path / "fast" / second.path).meta.engine
     assert used.name == "tokenizers" and "gigatoken" in used.refused
 
@@ -185,7 +201,12 @@ def test_a_difference_found_during_the_build_switches_to_the_reference(
 def test_a_difference_leaves_another_preparation_its_units_and_both_switch_to_the_reference(
     fast, data, corpus, tmp_path, digests, monkeypatch, small_parts
 ):
-    frozen = tmp_path / "one" / slow(data(), tmp_path / "one", monkeypatch).path / "tokenizer.json"
+    frozen = (
+        tmp_path
+        / "one"
+        / slow(data(), tmp_path / "one", monkeypatch).path
+        / "tokenizer.json"
+    )
     home, waiting, folders = tmp_path / "home", tmp_path / "waiting", []
     for last in ("WAIT " * 500, "WRONG " * 500):
         folders.append(shutil.copytree(corpus, tmp_path / f"text-{len(folders)}"))
@@ -206,14 +227,20 @@ def test_a_difference_leaves_another_preparation_its_units_and_both_switch_to_th
             str(sampled),
             waiting,
         ]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     first = start(0, sampled=10**9)
     wait_until(lambda: waiting.exists() or first.poll() is not None)
     assert waiting.exists(), first.communicate()
     assert list(home.glob("units/*/*/manifest.json"))
     second = start(1, sampled=1)
-    printed = [second.communicate(timeout=100), waiting.unlink(), first.communicate(timeout=100)]
+    printed = [
+        second.communicate(timeout=100),
+        waiting.unlink(),
+        first.communicate(timeout=100),
+    ]
     assert (second.returncode, first.returncode) == (0, 0), printed
     for section in settings:
         path = slow(section, tmp_path / "slow", monkeypatch).path
@@ -249,7 +276,9 @@ def test_a_failure_after_a_mismatch_leaves_no_wrong_ids_in_the_next_dataset(
             preprocess(data(), home)
     assert list(home.glob("units/*/*/manifest.json"))  # wrong from the second text on
     monkeypatch.setattr(
-        engines, "version", lambda name: "99" if name == engines.REFERENCE else version(name)
+        engines,
+        "version",
+        lambda name: "99" if name == engines.REFERENCE else version(name),
     )
     reference = preprocess(data(), home)
     assert slow(data(), tmp_path / "slow", monkeypatch) == reference
@@ -259,7 +288,12 @@ def test_a_failure_after_a_mismatch_leaves_no_wrong_ids_in_the_next_dataset(
 def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     late, fast, data, corpus, tmp_path, digests, monkeypatch, small_parts
 ):
-    frozen = tmp_path / "one" / slow(data(), tmp_path / "one", monkeypatch).path / "tokenizer.json"
+    frozen = (
+        tmp_path
+        / "one"
+        / slow(data(), tmp_path / "one", monkeypatch).path
+        / "tokenizer.json"
+    )
     text = shutil.copytree(corpus, tmp_path / "text")
     settings = data(files=[str(text)], tokenizer={"path": str(frozen)})
     monkeypatch.setattr(engines, "SAMPLED", 1000)
@@ -307,7 +341,9 @@ def test_marks_that_a_normalizer_orders_otherwise_use_the_reference_engine():
     tokenizer = Tokenizer.from_str(json.dumps(described))
     encoded = ["e\u0eba\u0301".encode(), "e\u07fd\u0301".encode()]
     slow = engines.reference(engines.encoder_of(tokenizer, True))(encoded)[0].tolist()
-    raw = engines.gigatoken_of(engines.encoder_of(tokenizer, True).to_str())(encoded)[0].tolist()
+    raw = engines.gigatoken_of(engines.encoder_of(tokenizer, True).to_str())(encoded)[
+        0
+    ].tolist()
     assert open_engine("gigatoken", tokenizer, True)(encoded)[0].tolist() == slow != raw
 
 
@@ -322,18 +358,27 @@ def test_of_a_long_document_the_beginning_is_sampled(wrong, monkeypatch):
 def test_the_build_uses_the_engine_that_was_compared_once(tmp_path, monkeypatch):
     tokenizer, opened, right = train_bpe(TEXTS * 3, 300), [], engines.gigatoken_of
     monkeypatch.setattr(
-        engines, "gigatoken_of", lambda description: opened.append(1) or right(description)
+        engines,
+        "gigatoken_of",
+        lambda description: opened.append(1) or right(description),
     )
     assert choose_engine(tokenizer, True, tmp_path).name == "gigatoken"
     for times in (1, 2):  # later ones, after so much text, are new
         open_engine("gigatoken", tokenizer, True)(ENCODED)
         assert len(opened) == times
-    assert choose_engine(tokenizer, True, tmp_path).name == "gigatoken" and len(opened) == 2
+    assert (
+        choose_engine(tokenizer, True, tmp_path).name == "gigatoken"
+        and len(opened) == 2
+    )
 
 
 def test_a_tokenizer_unsupported_by_an_engine_is_refused_with_the_reason():
     description = json.loads(train_bpe(TEXTS * 3, 300).to_str())
-    description["model"] = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    description["model"] = {
+        "type": "WordLevel",
+        "vocab": {"a": 0, "b": 1},
+        "unk_token": "a",
+    }
     description["added_tokens"] = []
     assert compare(Tokenizer.from_str(json.dumps(description)), True, [b"a b"])
 

@@ -35,9 +35,13 @@ def section(**given) -> TokenizerConfig:
 def small(monkeypatch, tmp_path):
     """cl100k_base with 264 ranks instead of 100,256, its file on a server, and requests to it; tiktoken's cache is an empty folder."""
     learned = ["th", "the", " t", " the", "in", "er", "12", "  "]
-    tokens = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in learned)]
+    tokens = [
+        *(bytes([byte]) for byte in range(256)),
+        *(text.encode() for text in learned),
+    ]
     content = "".join(
-        f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)
+        f"{base64.b64encode(token).decode()} {rank}\n"
+        for rank, token in enumerate(tokens)
     ).encode()
     served = tmp_path / "served" / "small.tiktoken"
     served.parent.mkdir()
@@ -59,14 +63,19 @@ def small(monkeypatch, tmp_path):
 def test_the_file_is_fetched_once_and_its_checksum_is_verified(small, tmp_path):
     encoding, served, requests = small
     file = rank_file(NAME, None)
-    assert file == tmp_path / "tiktoken" / hashlib.sha1(encoding.url.encode()).hexdigest()
+    assert (
+        file == tmp_path / "tiktoken" / hashlib.sha1(encoding.url.encode()).hexdigest()
+    )
     assert (
         file.read_bytes() == served.read_bytes()
         and rank_file(NAME, None) == file
         and requests.total() == 1
     )
     file.write_bytes(b"YQ== 0\n")
-    assert rank_file(NAME, None).read_bytes() == served.read_bytes() and requests.total() == 2
+    assert (
+        rank_file(NAME, None).read_bytes() == served.read_bytes()
+        and requests.total() == 2
+    )
     file.unlink()
     served.write_bytes(served.read_bytes() + b"YQ== 999\n")
     with pytest.raises(PipelineError, match=r"encoding=cl100k_base.*http\S+ .*sha256"):
@@ -105,12 +114,14 @@ def test_ids_and_special_tokens_are_tiktokens(small):
         tokenizer.get_vocab_size() == reference.n_vocab
         and end_of_text(tokenizer, section()) == reference.eot_token
     )
-    assert tokenizer.token_to_id("<|endofprompt|>") == encoding.special["<|endofprompt|>"]
+    assert (
+        tokenizer.token_to_id("<|endofprompt|>") == encoding.special["<|endofprompt|>"]
+    )
     encoder = encoder_of(tokenizer, True)
     for text in [*TEXTS, Path(__file__).read_text(), Path(os.__file__).read_text()]:
-        assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(
-            text
-        ), text[:80]
+        assert encoder.encode(
+            text, add_special_tokens=False
+        ).ids == reference.encode_ordinary(text), text[:80]
 
 
 # as tiktoken 0.14 has it, with its possessive quantifiers
@@ -124,7 +135,9 @@ TEXTS = [
 ]
 
 
-def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(small, data, tmp_path, monkeypatch):
+def test_a_dataset_is_made_with_it_and_its_key_needs_no_file(
+    small, data, tmp_path, monkeypatch
+):
     encoding, _, requests = small
     given = data(tokenizer={"encoding": NAME})
     key = Preparation(given, tmp_path).plan().key
@@ -153,18 +166,28 @@ def test_a_named_encoding_is_valid_with_every_key():
 def short_words(tmp_path_factory):
     """Ranks among which is every word of up to 5 of 5 characters, so that ids say where a text was cut."""
     words = [
-        "".join(letters) for size in range(2, 6) for letters in product(" \n\ra1", repeat=size)
+        "".join(letters)
+        for size in range(2, 6)
+        for letters in product(" \n\ra1", repeat=size)
     ]
-    tokens = [*(bytes([byte]) for byte in range(256)), *(word.encode() for word in words)]
+    tokens = [
+        *(bytes([byte]) for byte in range(256)),
+        *(word.encode() for word in words),
+    ]
     file = tmp_path_factory.mktemp("words") / "words.tiktoken"
     file.write_bytes(
-        b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
+        b"".join(
+            b"%s %d\n" % (base64.b64encode(token), rank)
+            for rank, token in enumerate(tokens)
+        )
     )
     return file, words, {token: rank for rank, token in enumerate(tokens)}
 
 
 @pytest.mark.parametrize("name", [*ENCODINGS])
-def test_texts_are_cut_as_by_the_pattern_that_tiktoken_itself_has(short_words, name, monkeypatch):
+def test_texts_are_cut_as_by_the_pattern_that_tiktoken_itself_has(
+    short_words, name, monkeypatch
+):
     tiktoken, public = (
         pytest.importorskip("tiktoken"),
         pytest.importorskip("tiktoken_ext.openai_public"),
@@ -191,10 +214,15 @@ def test_texts_are_cut_as_by_the_pattern_that_tiktoken_itself_has(short_words, n
         *TEXTS,
         *(f"{text}\n \n  " for text in TEXTS),
     ]
-    found = [encoding.ids for encoding in encoder.encode_batch(texts, add_special_tokens=False)]
+    found = [
+        encoding.ids
+        for encoding in encoder.encode_batch(texts, add_special_tokens=False)
+    ]
     expected = reference.encode_ordinary_batch(texts, num_threads=1)
     assert not [
-        text for text, ids, wanted in zip(texts, found, expected, strict=True) if ids != wanted
+        text
+        for text, ids, wanted in zip(texts, found, expected, strict=True)
+        if ids != wanted
     ]
 
 
@@ -203,13 +231,15 @@ def test_the_real_encodings_are_tiktokens_where_its_cache_has_them(name):
     """Their files are not part of this project; with tiktoken and its cache (TIKTOKEN_CACHE_DIR) all ids are compared."""
     tiktoken = pytest.importorskip("tiktoken")
     encoding = ENCODINGS[name]
-    if not (tiktoken_encodings.cache() / hashlib.sha1(encoding.url.encode()).hexdigest()).is_file():
+    if not (
+        tiktoken_encodings.cache() / hashlib.sha1(encoding.url.encode()).hexdigest()
+    ).is_file():
         pytest.skip(f"tiktoken's cache has no {name}")
     reference, tokenizer = tiktoken.get_encoding(name), load(section(encoding=name))
     assert tokenizer.get_vocab_size() == reference.n_vocab
     assert end_of_text(tokenizer, section(encoding=name)) == reference.eot_token
     encoder = encoder_of(tokenizer, True)
     for text in [*TEXTS, Path(os.__file__).read_text()]:
-        assert encoder.encode(text, add_special_tokens=False).ids == reference.encode_ordinary(
-            text
-        ), text[:80]
+        assert encoder.encode(
+            text, add_special_tokens=False
+        ).ids == reference.encode_ordinary(text), text[:80]

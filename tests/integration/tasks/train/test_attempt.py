@@ -121,7 +121,9 @@ def is_up(run: RunFolder, number: int) -> bool:
     return status is not None and status.state == "running"
 
 
-def test_an_error_of_the_supervisor_is_on_record_after_the_workers_have_saved(run, train):
+def test_an_error_of_the_supervisor_is_on_record_after_the_workers_have_saved(
+    run, train
+):
     def spoil() -> None:
         if is_up(run, 1):
             raise ValueError("a fault of the supervisor")
@@ -152,7 +154,10 @@ def test_a_filesystem_that_does_not_answer_for_a_moment_ends_nothing(run, train)
 
     with pytest.raises(Preempted, match="was stopped"):
         train(spoil)
-    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75)
+    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == (
+        "preempted",
+        75,
+    )
 
 
 def test_a_request_before_the_first_step_is_no_failure(run, train):
@@ -196,9 +201,10 @@ def test_a_repeated_request_is_one(run, train):
             train(ask_twice)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == ("preempted", 75), (
-        "its workers have saved"
-    )
+    assert (read_attempts(run)[-1].kind, read_attempts(run)[-1].code) == (
+        "preempted",
+        75,
+    ), "its workers have saved"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +230,9 @@ def test_a_request_beside_the_watch_leaves_the_attempt_on_record_and_no_worker(
         train()
     (record,) = read_attempts(run)
     assert record.code == (0 if place == "record_attempt" else 75)
-    assert not [pid for pid in Path("/proc").glob("[0-9]*") if is_rank(int(pid.name), run.path)]
+    assert not [
+        pid for pid in Path("/proc").glob("[0-9]*") if is_rank(int(pid.name), run.path)
+    ]
 
 
 def test_workers_that_cannot_be_started_leave_a_record(run, train, monkeypatch):
@@ -257,7 +265,9 @@ def test_the_end_of_an_attempt_is_recorded_on_a_full_disk(run, monkeypatch):
 
 
 def test_an_attempt_refused_by_a_full_disk_is_not_counted(run, train, monkeypatch):
-    monkeypatch.setattr("infini_llama.tasks.train.attempt_folder.write_attempt_plan", full)
+    monkeypatch.setattr(
+        "infini_llama.tasks.train.attempt_folder.write_attempt_plan", full
+    )
     with pytest.raises(OSError, match="No space"):
         train()
     assert record_killed_attempts(run) == 0 and read_attempts(run) == []
@@ -274,7 +284,11 @@ def test_a_rank_on_a_full_disk_reports_why_it_ended(tmp_path, monkeypatch):
     )
     write_status(tmp_path, 0, "failed", 70, 3, error)
     status = read_status(tmp_path, 0)
-    assert (status.state, status.step, status.error.message) == ("failed", 3, "no space")
+    assert (status.state, status.step, status.error.message) == (
+        "failed",
+        3,
+        "no space",
+    )
     assert status_path(tmp_path, 0).stat().st_size < 4096
 
 
@@ -302,7 +316,11 @@ def test_attempts_are_numbered_on_although_earlier_folders_are_gone(run, train, 
         append_attempt(
             run,
             AttemptRecord(
-                attempt=number, invocation=None, kind="failed", code=70, message="it was so"
+                attempt=number,
+                invocation=None,
+                kind="failed",
+                code=70,
+                message="it was so",
             ),
         )
     for number in kept:
@@ -321,7 +339,9 @@ def test_an_attempt_with_a_folder_and_no_record_was_killed(run, caplog):
     for number in (2, 4):
         (run.path / "logs" / f"attempt-{number:02d}").mkdir(parents=True)
     write_attempt_plan(run.path / "logs/attempt-04", make_attempt(run.path))
-    append_attempt(run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70))
+    append_attempt(
+        run, AttemptRecord(attempt=2, invocation=None, kind="failed", code=70)
+    )
     assert record_killed_attempts(run) == 4
     assert [(record.attempt, record.invocation) for record in read_attempts(run)] == [
         (2, None),
@@ -343,5 +363,7 @@ def test_a_launcher_that_is_not_installed_is_on_record(run, train, monkeypatch):
 def test_a_port_in_use_ends_an_attempt_as_a_failed_worker_does(run):
     with socket.create_server(("", 0)) as taken:
         plan = make_plan(nnodes=2, port=taken.getsockname()[1], master_addr="127.0.0.1")
-        outcome = run_attempt(make_attempt(run.path, plan=plan), LockedRun((), lambda: None))
+        outcome = run_attempt(
+            make_attempt(run.path, plan=plan), LockedRun((), lambda: None)
+        )
     assert outcome.code == 70 and str(plan.port) in read_attempts(run)[-1].message

@@ -23,7 +23,9 @@ def test_a_gpu_in_use_is_waited_for(tmp_path, caplog):
 
 def test_gpus_by_identity_in_one_order():
     gpus = tuple(Gpu(name="one", uuid=uuid) for uuid in ("b", "a", ""))
-    facts = MachineFacts(python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=gpus)
+    facts = MachineFacts(
+        python="3.11", cpu=Cpu(model="x"), cores=2, versions={}, gpus=gpus
+    )
     assert identities(facts, (0, 1)) == ["a", "b"]
     assert identities(facts, (2,)) == ["number-2"]
     assert identities(facts, ()) == []

@@ -43,7 +43,9 @@ class Clock:
 
 def place(folder, rank: int, step: int, phase: str, moment: float = 0.0) -> None:
     """Rank `rank` entered `phase` of the step after `step` at `moment` of its own host's clock."""
-    heartbeat_path(folder, rank).write_text(LINE.format(step=step, phase=phase, time=moment))
+    heartbeat_path(folder, rank).write_text(
+        LINE.format(step=step, phase=phase, time=moment)
+    )
 
 
 @pytest.fixture
@@ -100,7 +102,9 @@ def test_a_stopped_process_has_half_the_timeout(watch, clock, sleeper):
     assert watch.hung() is None
     sleeper.send_signal(signal.SIGSTOP)
     sentence = wait_until(watch.hung)  # the kernel takes a moment to stop it
-    assert all(word in sentence for word in ("rank 1", "stopped", "3 s", "'compute'", "step 7"))
+    assert all(
+        word in sentence for word in ("rank 1", "stopped", "3 s", "'compute'", "step 7")
+    )
     sleeper.send_signal(signal.SIGCONT)
     wait_until(lambda: watch.hung() is None)
 
@@ -124,7 +128,9 @@ def test_a_process_that_waits_for_a_processor_is_not_hung(tmp_path, spawn):
     assert "rank 0" in wait_until(watch.hung)
 
 
-def test_stacks_are_requested_from_live_workers_of_this_machine_only(tmp_path, monkeypatch, spawn):
+def test_stacks_are_requested_from_live_workers_of_this_machine_only(
+    tmp_path, monkeypatch, spawn
+):
     """Rank 0 is one; 1 has ended, and its number is another process's; 2's number is one of another machine."""
     monkeypatch.setattr("infini_llama.tasks.train.hangs.STACKS_SECONDS", 0.0)
     processes = [  # SIGUSR2 ends each
@@ -190,7 +196,9 @@ def test_a_rank_without_a_heartbeat_is_named_when_the_others_wait(tmp_path, cloc
     for rank in range(3):
         write_status(tmp_path, rank, "running", 70)
     place(tmp_path, 0, 0, "compute")
-    watch = HangDetector(tmp_path, 3, timeout=5.0, longest={"compute": 1.0}, clock=clock)
+    watch = HangDetector(
+        tmp_path, 3, timeout=5.0, longest={"compute": 1.0}, clock=clock
+    )
     watch.hung()
     clock.passes(100.0, watch)
     assert "rank 1, 2 " in watch.hung()
@@ -219,7 +227,9 @@ def test_a_paused_supervisor_reports_no_hung_rank(watch, clock, tmp_path):
     assert watch.hung() is None
     assert watch.longest["compute"] == 1.0  # nor is it how long a step takes
     clock.passes(1.5, watch)
-    assert watch.hung().startswith("rank 0 ")  # what counts of the hour, and what came after
+    assert watch.hung().startswith(
+        "rank 0 "
+    )  # what counts of the hour, and what came after
 
 
 def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):
@@ -247,7 +257,9 @@ def test_a_rank_of_another_host_is_named_with_it(watch, clock, tmp_path):
     assert (tmp_path / STACKS).exists()
 
 
-def test_a_rank_publishes_its_heartbeat_and_writes_stacks_on_request(tmp_path, monkeypatch):
+def test_a_rank_publishes_its_heartbeat_and_writes_stacks_on_request(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(heartbeat_module, "PUBLISH_SECONDS", 0.01)
     (tmp_path / STACKS).touch()
     with (tmp_path / "log").open("w") as log:
@@ -314,4 +326,6 @@ def test_work_inside_another_phase_is_seen_and_the_phase_is_kept(tmp_path):
         step, phase, moment = read_heartbeat(heartbeat_path(tmp_path, 0))
         assert (step, phase) == (123456, "save") and abs(time.monotonic() - moment) < 5
         raise KeyError
-    assert heartbeat.phase == read_heartbeat(heartbeat_path(tmp_path, 0))[1] == "compute"
+    assert (
+        heartbeat.phase == read_heartbeat(heartbeat_path(tmp_path, 0))[1] == "compute"
+    )

@@ -85,7 +85,9 @@ def test_help_lists_each_command_in_a_group_and_describes_it(capsys):
     assert main(["help"]) == 0
     text = capsys.readouterr().out
     listed = re.findall(r"^  (\w+) ", text, re.MULTILINE)
-    assert sorted(COMMANDS) == sorted(listed) and text.count("Example: infini-llama ") == 4
+    assert (
+        sorted(COMMANDS) == sorted(listed) and text.count("Example: infini-llama ") == 4
+    )
     assert "docs/" not in text and "configs/" not in text, (
         "a path of the repository, which an installation lacks"
     )
@@ -108,7 +110,9 @@ def test_completion_knows_every_command(shell, capsys):
     assert all(word in script for word in (*COMMANDS, "keep-checkpoints"))
 
 
-@pytest.mark.parametrize("words", [["report", "--json"], ["runs", "--json", "--nonsense"]])
+@pytest.mark.parametrize(
+    "words", [["report", "--json"], ["runs", "--json", "--nonsense"]]
+)
 def test_refused_arguments_are_an_object_with_json(words, capsys):
     with pytest.raises(SystemExit) as left:
         main(words)

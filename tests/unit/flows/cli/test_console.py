@@ -93,7 +93,10 @@ def test_summary():
         changed(summary, unigram_entropy_bits=None)
     )
     unmeasured = changed(
-        summary, validation_loss=None, validation_bits_per_token=None, bits_per_byte=None
+        summary,
+        validation_loss=None,
+        validation_bits_per_token=None,
+        bits_per_byte=None,
     )
     assert "not finite" in console.summary_text(unmeasured)
 
@@ -107,11 +110,17 @@ def test_a_bar_shows_the_loss_of_the_whole_run_and_the_newest_checkpoint():
     handler = console.BarHandler(logging.INFO)
     try:
         for step in range(1, 1001):
-            handler.emit(record(f"step {step}", progress=Reached(step, 1000, "", loss=-step)))
+            handler.emit(
+                record(f"step {step}", progress=Reached(step, 1000, "", loss=-step))
+            )
             if step == 600:
                 handler.emit(record("checkpoint committed at step 600", checkpoint=600))
         shown = handler.progress.tasks[0].description
-        assert len(handler.losses) == console.SPARKS == sum(map(shown.count, console.BLOCKS))
+        assert (
+            len(handler.losses)
+            == console.SPARKS
+            == sum(map(shown.count, console.BLOCKS))
+        )
         assert "█" in shown.split("▁")[0] and shown.endswith("saved at 600")
         handler.emit(record("step", progress=Reached(1000, 1000, "", loss=math.nan)))
     finally:
@@ -145,13 +154,19 @@ def test_a_narrow_terminal_keeps_the_times_whole(monkeypatch, columns):
     finally:
         handler.close()
     (line,) = shown.get().splitlines()
-    assert len(line) <= columns and line.startswith("train ") and "step 14/150  loss 7.3314" in line
+    assert (
+        len(line) <= columns
+        and line.startswith("train ")
+        and "step 14/150  loss 7.3314" in line
+    )
     assert ("━" in line) == (columns > 100)
     assert line.count(":") == 4, "hours, minutes and seconds passed, and to go"
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
-    made = logging.LogRecord("infini_llama.train", logging.INFO, "", 0, message, (), None)
+    made = logging.LogRecord(
+        "infini_llama.train", logging.INFO, "", 0, message, (), None
+    )
     made.__dict__ |= extra
     return made
 

@@ -67,7 +67,9 @@ def output(result: Result) -> str:
 def _texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     for number in range(40):
-        words = " ".join(f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij")
+        words = " ".join(
+            f"word{number}{letter} = {letter * 3}" for letter in "abcdefghij"
+        )
         (folder / f"{number}.txt").write_text(f"{words}\n" * 5)
     (folder / "run.yaml").write_text(
         "data: {files: ['*.txt'], sequence_length: 16, tokenizer: {vocab_size: 300}, validation_fraction: 0.2}\n"
@@ -103,7 +105,9 @@ def test_preprocess_verify_report(command, texts):
     assert json.loads(command("verify", "run.yaml", "--json").stdout)["dataset"] == str(
         texts / "home" / reference["path"]
     )
-    inspected = json.loads(command("report", "latest", "--html", "dataset.html", "--json").stdout)
+    inspected = json.loads(
+        command("report", "latest", "--html", "dataset.html", "--json").stdout
+    )
     assert "<svg" in Path(inspected["report"]).read_text()
     assert inspected["splits"]["train"]["documents"] == reference["train"]["documents"]
     assert "train" in command("report", "latest").stdout
@@ -116,11 +120,17 @@ def test_preprocess_verify_report(command, texts):
 
 
 def test_init_writes_a_runnable_configuration(command, texts):
-    done = command("init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json")
+    done = command(
+        "init", "my.yaml", "--files", "*.txt", "--attention", "infini", "--json"
+    )
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["files"] == 40 and record["steps"] >= 20
-    small = ["data.sequence_length=16", "model.segment_length=4", "data.tokenizer.vocab_size=300"]
+    small = [
+        "data.sequence_length=16",
+        "model.segment_length=4",
+        "data.tokenizer.vocab_size=300",
+    ]
     built = command("preprocess", "my.yaml", *small)
     assert built.returncode == 0, built.stderr
     again = command("init", "my.yaml", "--files", "*.txt")
@@ -141,9 +151,13 @@ def test_a_home_without_runs(command, texts):
 def test_errors_show_a_traceback_only_with_verbose(command, texts):
     (texts / "home").mkdir()
     (texts / "home" / "locks").write_text("a file where a folder should be")
-    quiet, verbose = (command("preprocess", "run.yaml", *more) for more in ([], ["--verbose"]))
+    quiet, verbose = (
+        command("preprocess", "run.yaml", *more) for more in ([], ["--verbose"])
+    )
     assert quiet.returncode == verbose.returncode == 64
-    assert str(texts / "home" / "locks") in output(quiet) and "Traceback" not in output(quiet)
+    assert str(texts / "home" / "locks") in output(quiet) and "Traceback" not in output(
+        quiet
+    )
     assert "Traceback" in verbose.stderr
     assert explain(ZeroDivisionError("0"), is_resumed=True)[0] == 70
 
@@ -163,7 +177,10 @@ def test_a_dry_run_prints_a_configuration_that_loads_again(command):
     text = command("run", "tiny", "--dry-run", "--json", *overrides).stdout
     assert "secret" not in text
     Path("again.json").write_text(json.dumps(json.loads(text)["config"]))
-    assert load_config("again.json").train == load_config("tiny", ["train.max_steps=123"]).train
+    assert (
+        load_config("again.json").train
+        == load_config("tiny", ["train.max_steps=123"]).train
+    )
 
 
 def test_a_dry_run_starts_nothing(texts, dry_run):
@@ -174,16 +191,26 @@ def test_a_dry_run_starts_nothing(texts, dry_run):
     )
     assert record["estimate"]["parameters"]["total"] > 0
     assert record["cached"]["dataset"] is None and record["cached"]["state"] == "new"
-    assert record["chosen"][0]["setting"] == "data.num_workers" and len(record["chosen"]) > 1
+    assert (
+        record["chosen"][0]["setting"] == "data.num_workers"
+        and len(record["chosen"]) > 1
+    )
     assert not (texts / "home/runs").exists() and not (texts / "home/datasets").exists()
 
 
-def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(command, dry_run, texts):
+def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(
+    command, dry_run, texts
+):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
-        models.BPE({token: number for number, token in enumerate([*alphabet, "</s>"])}, [])
+        models.BPE(
+            {token: number for number, token in enumerate([*alphabet, "</s>"])}, []
+        )
     )
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(),
+        decoders.ByteLevel(),
+    )
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(texts / "bytes.json"))
     overrides = [
@@ -198,13 +225,17 @@ def test_a_dry_run_and_doctor_plan_for_the_vocabulary_of_a_given_tokenizer(comma
         "environment.device=cpu",
     ]
     record = dry_run(*overrides, *sizes)
-    assert record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
+    assert (
+        record["plan"]["loss_chunk"] == record["estimate"]["layout"]["loss_chunk"] == 0
+    )
     for path, chunk in (
         ("bytes.json", 0),
         ("absent.json", 512),
     ):  # until it is there, that of the configuration
         given = [*overrides, *sizes, f"data.tokenizer.path={path}"]
-        report = json.loads(command("doctor", "run.yaml", "--json", *given).stdout.splitlines()[-1])
+        report = json.loads(
+            command("doctor", "run.yaml", "--json", *given).stdout.splitlines()[-1]
+        )
         assert report["plan"]["loss_chunk"] == chunk
 
 
@@ -215,14 +246,21 @@ def test_a_dry_run_shows_the_plans_warnings_and_that_this_machine_cannot_run_it(
     overrides = ["environment.device=cpu", f"environment.{setting}"]
     (finding,) = dry_run(*overrides)["plan"]["findings"]
     shown = command("run", "run.yaml", "--dry-run", *overrides)
-    assert shown.returncode == 0 and finding["sentence"] in " ".join(shown.stdout.split())
+    assert shown.returncode == 0 and finding["sentence"] in " ".join(
+        shown.stdout.split()
+    )
 
 
 def test_a_dry_run_shows_what_the_first_attempt_has_pinned(texts, dry_run):
     run, plan = RunFolder(texts / "home/runs/run"), make_plan(threads=3)
-    facts = MachineFacts(python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=())
+    facts = MachineFacts(
+        python="3.12", cpu=Cpu(model="one"), cores=2, versions={}, gpus=()
+    )
     record = EnvironmentRecord(
-        plan=plan, facts=facts, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+        plan=plan,
+        facts=facts,
+        pinned=plan.pinned(),
+        pinned_at="2026-01-01T00:00:00+00:00",
     )
     run.path.mkdir(parents=True)
     run.write(run.environment, record)

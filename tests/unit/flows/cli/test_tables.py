@@ -17,10 +17,25 @@ from support.records import make_dataset
 @pytest.fixture
 def dataset() -> DatasetSummary:
     lengths = {"shortest": 3, "p5": 5, "median": 20, "p95": 80, "longest": 99}
-    split = {"documents": 9, "tokens": 900, "bytes": 1800, "bytes_per_token": 2.0, "shards": 1}
+    split = {
+        "documents": 9,
+        "tokens": 900,
+        "bytes": 1800,
+        "bytes_per_token": 2.0,
+        "shards": 1,
+    }
     split |= {"unigram_entropy_bits": 4.0, "document_tokens": lengths}
-    costs = {"efficiency": 0.99991, "cut_documents": 4, "lost_tokens": 7, "targets": 800}
-    table = {"strategy": "best_fit", "sequence_length": 16, "rows": {"train": 50, "validation": 5}}
+    costs = {
+        "efficiency": 0.99991,
+        "cut_documents": 4,
+        "lost_tokens": 7,
+        "targets": 800,
+    }
+    table = {
+        "strategy": "best_fit",
+        "sequence_length": 16,
+        "rows": {"train": 50, "validation": 5},
+    }
     table |= {"packing": {"train": costs, "validation": costs}}
     fields = dict.fromkeys(("digest", "created", "source", "license", "dtype"), "same")
     fields |= {
@@ -53,17 +68,25 @@ def test_inspect_describes_a_dataset(dataset):
         ["filled", "99.99%", "99.99%"],
     ):
         assert row in rows
-    assert "documents cut" in text and "tokens in no row" in text and "\none\ntext\n" in text
+    assert (
+        "documents cut" in text
+        and "tokens in no row" in text
+        and "\none\ntext\n" in text
+    )
 
 
 def test_entropies_have_the_unit_of_the_loss(dataset):
-    split = SplitStats(documents=9, tokens=900, bytes=1800, unigram_entropy_bits=4.0, rows=50)
+    split = SplitStats(
+        documents=9, tokens=900, bytes=1800, unigram_entropy_bits=4.0, rows=50
+    )
     reference = make_dataset(train=split, validation=split)
     for text in (dataset_text(dataset), reference_text(reference, Path("/home"))):
         assert "2.773" in text and "nats per token" in text and "bits" not in text, (
             "4 bits are 2.773 nats"
         )
-        assert not re.search(r"[a-z]_[a-z]", text.replace("best_fit", "")), "a field's name"
+        assert not re.search(r"[a-z]_[a-z]", text.replace("best_fit", "")), (
+            "a field's name"
+        )
 
 
 def test_a_table_is_no_wider_than_the_terminal(dataset, monkeypatch):

@@ -21,7 +21,12 @@ from infini_llama.tasks.records.estimate import RunSize
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
 
-ANSWERS = {"name": "sums", "source": "python-stdlib", "loss_on": "answer", "answer_after": "="}
+ANSWERS = {
+    "name": "sums",
+    "source": "python-stdlib",
+    "loss_on": "answer",
+    "answer_after": "=",
+}
 
 
 def settings(
@@ -70,13 +75,18 @@ class LiveBytes(TorchDispatchMode):
                 if storage._cdata not in self.alive:
                     self.alive.add(storage._cdata)
                     self.bytes += storage.nbytes()
-                    weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
+                    weakref.finalize(
+                        storage, self.freed, storage._cdata, storage.nbytes()
+                    )
         self.highest = max(self.highest, self.bytes)
         return result
 
 
 def real_peak(
-    config: PipelineConfig, precision: str, loss_chunk: int, keeps_attention_weights: bool
+    config: PipelineConfig,
+    precision: str,
+    loss_chunk: int,
+    keeps_attention_weights: bool,
 ) -> int:
     """The most bytes of real tensors in training: after one update, so with its state, in the second of two micro-batches."""
     train = config.train
@@ -84,7 +94,8 @@ def real_peak(
     half = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
     with LiveBytes() as live:
         model = Llama(
-            LlamaConfig(**fields), config.environment.attention_backend.replace("auto", "sdpa")
+            LlamaConfig(**fields),
+            config.environment.attention_backend.replace("auto", "sdpa"),
         )
         model.freeze(train.frozen_layers)
         save_memory(model, train, loss_chunk, keeps_attention_weights)
@@ -135,10 +146,14 @@ def test_the_count_is_that_of_real_tensors(model, train, precision, backend):
         backend == "blocked" and not recomputed,
     )
     counted = sum(
-        bytes_needed(config, 3, precision, "cpu", 1, keeps_attention_weights=keeps).values()
+        bytes_needed(
+            config, 3, precision, "cpu", 1, keeps_attention_weights=keeps
+        ).values()
     )
     chunk = train.get("loss_chunk", 0)
-    assert counted == pytest.approx(real_peak(config, precision, chunk, keeps), rel=0.15)
+    assert counted == pytest.approx(
+        real_peak(config, precision, chunk, keeps), rel=0.15
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +168,9 @@ def test_logits_in_parts_are_those_of_real_tensors(precision, dtype):
     )
     with LiveBytes() as live:
         in_chunks(hidden, weight, labels, 64, 0.0, None, None, True, True)
-    counted = bytes_needed(settings(train={"loss_chunk": 64}), 3, precision, "cpu", 1)["logits"]
+    counted = bytes_needed(settings(train={"loss_chunk": 64}), 3, precision, "cpu", 1)[
+        "logits"
+    ]
     assert counted == pytest.approx(live.highest, rel=0.15)
 
 
@@ -161,14 +178,25 @@ def test_parts_match_their_names():
     config = settings()
     single = bytes_needed(config, 3, "fp32", "cpu", 1)
     whole = 4 * parameters(model_of(config))
-    assert single["weights"] == single["gradients"] == whole and single["optimizer"] == 2 * whole
-    assert single["logits"] == 3 * 128 * 1000 * 12 and single["batches"] == 2 * 8 * 3 * 128
+    assert (
+        single["weights"] == single["gradients"] == whole
+        and single["optimizer"] == 2 * whole
+    )
+    assert (
+        single["logits"] == 3 * 128 * 1000 * 12 and single["batches"] == 2 * 8 * 3 * 128
+    )
     sharded = bytes_needed(settings(train={"parallel": "fsdp"}), 3, "fp32", "cpu", 4, 2)
-    assert sharded["optimizer"] == 2 * (whole // 8) and whole // 8 < sharded["weights"] < whole
+    assert (
+        sharded["optimizer"] == 2 * (whole // 8)
+        and whole // 8 < sharded["weights"] < whole
+    )
     chunked = settings(train={"loss_chunk": 16})
     assert bytes_needed(chunked, 3, "fp32", "cpu", 1)["logits"] == 16 * 1000 * 4
     full = settings(train={"activation_checkpointing": "full"})
-    assert bytes_needed(full, 3, "fp32", "cpu", 1)["activations"] < single["activations"] / 2
+    assert (
+        bytes_needed(full, 3, "fp32", "cpu", 1)["activations"]
+        < single["activations"] / 2
+    )
 
 
 def test_estimate_of_a_configuration(tmp_path):
@@ -187,16 +215,21 @@ def test_estimate_of_a_configuration(tmp_path):
     assert record.run == RunSize(
         tokens_per_step=4096, tokens=1_024_000, flops=flops.total * 1_024_000
     )
-    assert memory["total"] == sum(value for part, value in memory.items() if part != "total")
+    assert memory["total"] == sum(
+        value for part, value in memory.items() if part != "total"
+    )
     assert (
         record.checkpoint == 12 * record.parameters.total
         and memory["checkpoint_copy"] == record.checkpoint // 2
     )
     assert not list(tmp_path.glob("runs/*"))
     epochs = load_config(
-        "tiny_infini", [f"runtime.home={tmp_path}", "train.num_epochs=2", "train.max_steps=null"]
+        "tiny_infini",
+        [f"runtime.home={tmp_path}", "train.num_epochs=2", "train.max_steps=null"],
     )
-    assert run.estimate(epochs)[1].run == RunSize(tokens_per_step=4096, tokens=None, flops=None)
+    assert run.estimate(epochs)[1].run == RunSize(
+        tokens_per_step=4096, tokens=None, flops=None
+    )
     assert "4,096" in estimate_text(run.estimate(epochs)[1])
 
 
@@ -219,7 +252,9 @@ def test_tokens_are_those_that_the_run_reads_or_left_out(data, train, tokens):
 
 
 @pytest.mark.parametrize(("name", "workers"), [("xl", 1), ("7b", 8)])
-def test_a_preset_for_gpus_of_80_gb_states_its_estimate_and_fits(name, workers, tmp_path):
+def test_a_preset_for_gpus_of_80_gb_states_its_estimate_and_fits(
+    name, workers, tmp_path
+):
     _, record = run.estimate(load_config(name, [f"runtime.home={tmp_path}"]))
     layout, total = record.layout, record.memory["total"]
     assert (layout.workers, layout.shards) == (workers, workers)

@@ -85,19 +85,24 @@ def test_a_damaged_file_is_refused_by_what_reads_it(run_of, tmp_path, name, dama
         assert str(path) in str(refused.value) and "preprocess CONFIG --repair" in str(
             refused.value
         )
-    assert not (run / "evaluations.jsonl").exists() and not (tmp_path / "exported").exists()
+    assert (
+        not (run / "evaluations.jsonl").exists()
+        and not (tmp_path / "exported").exists()
+    )
 
 
 def test_another_dataset_under_the_same_name_is_refused(run_of, data, tmp_path):
     run, _ = run_of()
     dataset, home = dataset_of(run), tmp_path / "other"
     shutil.rmtree(dataset)
-    shutil.copytree(home / preprocess(data(validation_fraction=0.3), home).path, dataset)
+    shutil.copytree(
+        home / preprocess(data(validation_fraction=0.3), home).path, dataset
+    )
     with pytest.raises(DataError, match=str(dataset)) as refused:
         load_run(run)
-    assert not isinstance(refused.value, Damaged) and "--repair" not in str(refused.value), (
-        "it is undamaged"
-    )
+    assert not isinstance(refused.value, Damaged) and "--repair" not in str(
+        refused.value
+    ), "it is undamaged"
     shutil.rmtree(dataset)
     with pytest.raises(DataError, match="was moved or removed"):
         load_run(run)

@@ -25,7 +25,9 @@ def write_texts(path, count, seed, column="text"):
     def words(most):
         return " ".join(choose.choices(WORDS, k=choose.randint(1, most)))
 
-    return write_lines(path, (f"{words(30)} cat {words(9)}" for _ in range(count)), column)
+    return write_lines(
+        path, (f"{words(30)} cat {words(9)}" for _ in range(count)), column
+    )
 
 
 @pytest.fixture
@@ -36,9 +38,13 @@ def make_run(data, tmp_path, ranks):
 
     def make(model=None, **changes):
         name = f"run-{len(list(tmp_path.glob('home/runs/*')))}"
-        section = data(**({"files": [training], "validation_files": [held_out]} | changes))
+        section = data(
+            **({"files": [training], "validation_files": [held_out]} | changes)
+        )
         reference = preprocess(section, tmp_path / "home")
-        return trained_run(tmp_path / "home", reference, section, name, **(model or {}))[0]
+        return trained_run(
+            tmp_path / "home", reference, section, name, **(model or {})
+        )[0]
 
     return make
 
@@ -59,10 +65,14 @@ def test_a_runs_own_held_out_files_are_measured_as_its_split(
     assert own.model.tokens > 20 and own.model.bytes > 20
 
 
-def test_filters_duplicates_and_columns_are_those_of_the_run(make_run, tmp_path, caplog):
+def test_filters_duplicates_and_columns_are_those_of_the_run(
+    make_run, tmp_path, caplog
+):
     held_out = write_texts(tmp_path / "body.jsonl", 12, seed=2, column="body")
     lines = (tmp_path / "body.jsonl").read_text()
-    (tmp_path / "body.jsonl").write_text(f"{lines}\n{lines}\n" + '{"body": "short"}\n{"body": 3}\n')
+    (tmp_path / "body.jsonl").write_text(
+        f"{lines}\n{lines}\n" + '{"body": "short"}\n{"body": 3}\n'
+    )
     training = write_texts(tmp_path / "training-body.jsonl", 60, seed=3, column="body")
     run = make_run(
         files=[training],
@@ -88,7 +98,9 @@ def test_a_stream_has_the_targets_of_the_documents(make_run, tmp_path):
     in_rows = evaluate_files(run, held_out).memory
     streamed = evaluate_files(run, held_out, stream=True).memory
     assert (streamed.tokens, streamed.bytes) == (in_rows.tokens, in_rows.bytes)
-    assert streamed.loss != in_rows.loss, "a document in a row does not follow an end of text"
+    assert streamed.loss != in_rows.loss, (
+        "a document in a row does not follow an end of text"
+    )
 
 
 def test_a_text_shorter_than_a_sequence_is_measured(make_run, tmp_path):
@@ -107,13 +119,24 @@ def test_sources_that_read_otherwise_have_to_be_named(make_run, tmp_path, capsys
     plain = {"name": "plain", "files": [files["plain"]]}
     mixed = {"files": [], "validation_files": []}
     run = make_run(sources=[body, plain], packing="padded", **mixed)
-    counts = {name: evaluate_files(run, [files[name]], source=name).model.tokens for name in files}
+    counts = {
+        name: evaluate_files(run, [files[name]], source=name).model.tokens
+        for name in files
+    }
     assert 0 < 2 * counts["body"] < counts["plain"]
     with pytest.raises(ConfigError, match=r"body, plain.*--source"):
         evaluate_files(run, [files["plain"]])
     with pytest.raises(ConfigError, match=r"--source other: .*body, plain"):
         evaluate_files(run, [files["plain"]], source="other")
-    arguments = ["evaluate", str(run), "--files", files["body"], "--source", "body", "--json"]
+    arguments = [
+        "evaluate",
+        str(run),
+        "--files",
+        files["body"],
+        "--source",
+        "body",
+        "--json",
+    ]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["model"]["tokens"] == counts["body"]
     alike = [

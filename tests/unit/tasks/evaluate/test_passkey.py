@@ -73,11 +73,19 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
         return len(tokenizer.encode(text).ids)
 
     least = size(HEAD + HIDDEN.format(key="12345") + QUESTION)
-    asked = ask(TextEncoder(tokenizer, True), least + 4 * size(FILLER) + 3, depth, "12345")
-    text = HEAD + FILLER * before + HIDDEN.format(key="12345") + FILLER * (4 - before) + QUESTION
-    assert list(asked.tokens()) == tokenizer.encode(text).ids and asked.length == least + 4 * size(
-        FILLER
+    asked = ask(
+        TextEncoder(tokenizer, True), least + 4 * size(FILLER) + 3, depth, "12345"
     )
+    text = (
+        HEAD
+        + FILLER * before
+        + HIDDEN.format(key="12345")
+        + FILLER * (4 - before)
+        + QUESTION
+    )
+    assert list(asked.tokens()) == tokenizer.encode(
+        text
+    ).ids and asked.length == least + 4 * size(FILLER)
     assert asked.answer == tokenizer.encode(" 12345").ids
     assert asked.after == (4 - before) * size(FILLER)
     with pytest.raises(ConfigError, match=f"{least} tokens"):
@@ -85,9 +93,13 @@ def test_a_text_has_the_requested_length_and_depth(tokenizer, depth, before):
 
 
 @pytest.mark.parametrize("kind", ["llama2", "mistral", "gemma", "byte-level bpe"])
-def test_tokens_are_those_of_a_text_also_where_a_tokenizer_begins_each_text_with_a_space(kind):
+def test_tokens_are_those_of_a_text_also_where_a_tokenizer_begins_each_text_with_a_space(
+    kind,
+):
     described = json.loads(of_kind(kind).to_str())
-    described["model"]["merges"] = []  # these have learned some from one sentence to the next
+    described["model"][
+        "merges"
+    ] = []  # these have learned some from one sentence to the next
     tokenizer = Tokenizer.from_str(json.dumps(described))
     asked = ask(TextEncoder(tokenizer, True), 2000, 0.5, "12345")
     one = replace(asked, before=len(asked.filler), after=len(asked.filler))
@@ -112,18 +124,22 @@ def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
     )
     rows = rows_of_text(reader, folder)
     assert 0 < len(rows) < len(reader)
-    assert "pass key" not in text.decode(reader.gather(rows).ravel()) and "pass key" in text.decode(
-        reader.gather(np.arange(len(reader))).ravel()
-    )
+    assert "pass key" not in text.decode(
+        reader.gather(rows).ravel()
+    ) and "pass key" in text.decode(reader.gather(np.arange(len(reader))).ravel())
 
 
 @pytest.mark.parametrize("fields", [{}, INFINI, INFINI | BEFORE, LOCAL, LOCAL | BEFORE])
-def test_an_answer_is_right_where_greedy_decoding_gives_it(run_of, tokenizer, monkeypatch, fields):
+def test_an_answer_is_right_where_greedy_decoding_gives_it(
+    run_of, tokenizer, monkeypatch, fields
+):
     _, model = run_of(**fields)
     monkeypatch.setattr(module, "PIECE", 11)
     asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")
     written = generate(model, list(asked.tokens()), 4)
-    assert right_tokens(model, begin(model, replace(asked, answer=written))) == [True] * 4
+    assert (
+        right_tokens(model, begin(model, replace(asked, answer=written))) == [True] * 4
+    )
     other = [*written[:2], (written[2] + 1) % model.config.vocab_size, written[3]]
     right = right_tokens(model, begin(model, replace(asked, answer=other)))
     assert right[:3] == [True, True, False]
@@ -133,11 +149,17 @@ def test_rows_without_a_token_are_not_chosen(run_of, tokenizer):
     _, model = run_of()
     asked = ask(TextEncoder(tokenizer, True), 400, 0.3, "12345")
     begun = begin(model, asked)
-    size = max(module.greedy_tokens(model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()))
+    size = max(
+        module.greedy_tokens(
+            model, begun.rest, begun.states, 4, tokenizer.get_vocab_size()
+        )
+    )
     chosen = module.greedy_tokens(model, begun.rest, begun.states, 4, size)
     assert max(chosen) < size
     assert (
-        right_tokens(model, begin(model, replace(asked, answer=chosen, vocab_size=size)))
+        right_tokens(
+            model, begin(model, replace(asked, answer=chosen, vocab_size=size))
+        )
         == [True] * 4
     )
 
@@ -157,7 +179,9 @@ def test_a_text_that_lies_behind_is_remembered_as_if_it_were_read(
     torch.manual_seed(0)
     layers = {"num_hidden_layers": 5, "memory_layers": (1, 3)}
     model = (
-        Llama(small(vocab_size=tokenizer.get_vocab_size(), **INFINI, **layers, **fields))
+        Llama(
+            small(vocab_size=tokenizer.get_vocab_size(), **INFINI, **layers, **fields)
+        )
         .double()
         .eval()
     )
@@ -196,14 +220,19 @@ def test_every_length_and_depth_with_and_without_memory(run_of, read_page):
 
 def other_answers(tokenizer, statement):
     """What else is hidden, as tokens."""
-    return [tokenizer.encode(f" {other.rstrip('.').split()[-1]}").ids for other in statement.others]
+    return [
+        tokenizer.encode(f" {other.rstrip('.').split()[-1]}").ids
+        for other in statement.others
+    ]
 
 
 @pytest.mark.parametrize(
     ("ends", "form"),
     [*((ends, "passkey") for ends in (0, 3, 40)), *((9, form) for form in FORMS)],
 )
-def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, ends, form):
+def test_every_answer_token_is_predicted_that_many_boundaries_later(
+    tokenizer, ends, form
+):
     size, places = 64 if ends else 128, set()
     for seed in range(30):
         statement = FORMS[form](Random(seed))
@@ -217,10 +246,15 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, e
         )
         tokens, answer = list(asked.tokens()), asked.answer
         assert (
-            len(tokens) == asked.length and answer == tokenizer.encode(f" {statement.answer}").ids
+            len(tokens) == asked.length
+            and answer == tokenizer.encode(f" {statement.answer}").ids
         )
-        mentions = [at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer]
-        assert len(mentions) == statement.statement.count(statement.answer)  # the question has none
+        mentions = [
+            at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer
+        ]
+        assert len(mentions) == statement.statement.count(
+            statement.answer
+        )  # the question has none
         places.add(mentions[-1] % size)
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}
@@ -233,17 +267,27 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(tokenizer, e
             for at in range(len(tokens))
             if any(tokens[at : at + len(other)] == other for other in ids)
         ]
-        assert len(others) == len(statement.others) and all(at < mentions[0] for at in others)
+        assert len(others) == len(statement.others) and all(
+            at < mentions[0] for at in others
+        )
     assert len(places) > 10
 
 
 def test_a_distance_shorter_than_the_question_is_refused(tokenizer):
     with pytest.raises(ConfigError, match="--segments"):
-        ask_across(TextEncoder(tokenizer, True), 4, 1, FORMS["passkey"](Random(0)), Random(0), [1])
+        ask_across(
+            TextEncoder(tokenizer, True),
+            4,
+            1,
+            FORMS["passkey"](Random(0)),
+            Random(0),
+            [1],
+        )
 
 
 @pytest.mark.parametrize(
-    ("form", "filler"), [("passkey", "repeated"), ("overwritten", "random"), ("variables", "text")]
+    ("form", "filler"),
+    [("passkey", "repeated"), ("overwritten", "random"), ("variables", "text")],
 )
 def test_retrieval_by_segment_boundaries_with_and_without_memory(run_of, form, filler):
     folder, _ = run_of(attention="infini", segment_length=64)
@@ -273,7 +317,9 @@ def test_held_out_text_never_repeats_within_a_text(ranks, data, tmp_path, stride
     """Rows of a window strategy overlap; their text is not read twice."""
     packing = {"packing": "window", "stride": stride} if stride else {}
     reference = preprocess(data(sequence_length=32, **packing), tmp_path)
-    folder, _ = trained_run(tmp_path, reference, data(), attention="infini", segment_length=64)
+    folder, _ = trained_run(
+        tmp_path, reference, data(), attention="infini", segment_length=64
+    )
     reader = verified_reader(folder, "validation")
     encoder = TextEncoder(
         Tokenizer.from_file(str(tmp_path / reference.path / "tokenizer.json")), True
@@ -285,7 +331,9 @@ def test_held_out_text_never_repeats_within_a_text(ranks, data, tmp_path, stride
     assert filler == text[: len(filler)] and len(text) - len(filler) <= 33
     many = len(filler) // 64 + 1
     facts = HiddenFacts("passkey", samples=1, seed=0)
-    with pytest.raises(ConfigError, match=r"--filler text: [\d,]+ tokens .* give fewer --segments"):
+    with pytest.raises(
+        ConfigError, match=r"--filler text: [\d,]+ tokens .* give fewer --segments"
+    ):
         find_passkeys_across(folder, "latest", [3, many], facts, "text")
     find_passkeys_across(folder, "latest", [many], facts, "repeated")
 
@@ -293,7 +341,9 @@ def test_held_out_text_never_repeats_within_a_text(ranks, data, tmp_path, stride
 def book_of(folder, words=3000):
     """A file of words in random order, all of them different from their neighbours."""
     random = Random(1)
-    (folder / "book.txt").write_text(" ".join(f"w{random.randrange(10**4)}" for _ in range(words)))
+    (folder / "book.txt").write_text(
+        " ".join(f"w{random.randrange(10**4)}" for _ in range(words))
+    )
     return str(folder / "book.txt")
 
 
@@ -309,9 +359,16 @@ def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_wh
     tokenizer, monkeypatch, form, changes, ends
 ):
     torch.manual_seed(0)
-    fields = {**INFINI, "segment_length": 32, "num_hidden_layers": 5, "memory_layers": (1, 3)}
+    fields = {
+        **INFINI,
+        "segment_length": 32,
+        "num_hidden_layers": 5,
+        "memory_layers": (1, 3),
+    }
     fields |= changes
-    model = Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
+    model = (
+        Llama(small(vocab_size=tokenizer.get_vocab_size(), **fields)).double().eval()
+    )
     texts = recorded_texts(monkeypatch)
     begun = []
     monkeypatch.setattr(
@@ -329,20 +386,29 @@ def test_states_after_a_text_that_is_read_once_are_those_of_reading_each_text_wh
         size = len(asked.head)
         assert size in (288, 896) and asked.boundaries(32) == ends
         without = tokens[: size + asked.before]
-        without += tokens[size + asked.before + len(asked.hidden) : -len(asked.question)]
-        assert without == start[: len(without)], "the text continues around what is hidden"
+        without += tokens[
+            size + asked.before + len(asked.hidden) : -len(asked.question)
+        ]
+        assert without == start[: len(without)], (
+            "the text continues around what is hidden"
+        )
     once = [(rest[0], found) for (_, *rest), found in begun if rest[1] is not None]
-    assert len(once) == 2 * (3 + 1), "each text, and one of each length that hides nothing"
+    assert len(once) == 2 * (3 + 1), (
+        "each text, and one of each length that hides nothing"
+    )
     for asked, found in once:
         whole = begin(model, asked)
         assert found.rest == whole.rest
         for number in (1, 3):
             torch.testing.assert_close(
-                [*found.states.layers[number].memory], [*whole.states.layers[number].memory]
+                [*found.states.layers[number].memory],
+                [*whole.states.layers[number].memory],
             )
 
 
-def test_retrieval_after_other_text_with_and_without_memory(run_of, tmp_path, read_page, caplog):
+def test_retrieval_after_other_text_with_and_without_memory(
+    run_of, tmp_path, read_page, caplog
+):
     folder, _ = run_of(attention="infini", segment_length=64)
     book = book_of(tmp_path)
     caplog.set_level("INFO")
@@ -358,7 +424,9 @@ def test_retrieval_after_other_text_with_and_without_memory(run_of, tmp_path, re
     assert all(cell.controls is not None for cell in record.memory)
     write_report(folder)
     assert "files" in read_page((folder / "report.html").read_text()).text
-    with pytest.raises(ConfigError, match=r"--files, length 90,000: .* shorter --lengths"):
+    with pytest.raises(
+        ConfigError, match=r"--files, length 90,000: .* shorter --lengths"
+    ):
         find_passkeys_after(folder, [book], "latest", None, [200, 90_000], facts)
 
 
@@ -366,24 +434,42 @@ def test_text_before_the_facts_needs_no_answer_where_the_runs_own_text_has_some(
     ranks, data, tmp_path
 ):
     made = {"documents": 60, "repetitions": 2}
-    settings = data(source="passkey", passkey=made, loss_on="answer", answer_after=QUESTION)
+    settings = data(
+        source="passkey", passkey=made, loss_on="answer", answer_after=QUESTION
+    )
     reference = preprocess(settings, tmp_path)
-    folder, _ = trained_run(tmp_path, reference, settings, attention="infini", segment_length=64)
+    folder, _ = trained_run(
+        tmp_path, reference, settings, attention="infini", segment_length=64
+    )
     (tmp_path / "book.txt").write_text(FILLER * 100)
     facts = HiddenFacts("passkey", samples=2, seed=0)
-    record = find_passkeys_after(folder, [str(tmp_path / "book.txt")], "latest", None, [30], facts)
-    assert [cell.tokens > 8 * 64 for cell in record.memory] == [True], "shorter than a segment"
+    record = find_passkeys_after(
+        folder, [str(tmp_path / "book.txt")], "latest", None, [30], facts
+    )
+    assert [cell.tokens > 8 * 64 for cell in record.memory] == [True], (
+        "shorter than a segment"
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({}, "no memory"), ({"attention": "infini", "memory_update": "delta"}, "has delta")],
+    [
+        ({}, "no memory"),
+        ({"attention": "infini", "memory_update": "delta"}, "has delta"),
+    ],
 )
-def test_only_a_memory_that_adds_reads_one_text_for_all(run_of, tmp_path, fields, words):
+def test_only_a_memory_that_adds_reads_one_text_for_all(
+    run_of, tmp_path, fields, words
+):
     folder, _ = run_of(**fields)
     with pytest.raises(ConfigError, match=words):
         find_passkeys_after(
-            folder, [book_of(tmp_path)], "latest", None, [200], HiddenFacts("passkey", 1, 0)
+            folder,
+            [book_of(tmp_path)],
+            "latest",
+            None,
+            [200],
+            HiddenFacts("passkey", 1, 0),
         )
 
 
@@ -406,7 +492,9 @@ class SaysWhatTheMemoryHolds:
         return self.answers.get(float(states.layers[-1].memory.z.sum()), [0] * count)
 
 
-def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer, monkeypatch):
+def test_controls_use_the_memory_of_another_text_and_of_filler(
+    run_of, tokenizer, monkeypatch
+):
     _, model = run_of(**INFINI)
     size = len(tokenizer.encode(" 12345").ids)
     keys = [
@@ -414,22 +502,37 @@ def test_controls_use_the_memory_of_another_text_and_of_filler(run_of, tokenizer
         for key in map(str, range(12345, 99999, 1111))
         if len(tokenizer.encode(f" {key}").ids) == size
     ]
-    texts = [begin(model, ask(TextEncoder(tokenizer, True), 400, 0.3, key)) for key in keys[:3]]
-    held = {float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts}
+    texts = [
+        begin(model, ask(TextEncoder(tokenizer, True), 400, 0.3, key))
+        for key in keys[:3]
+    ]
+    held = {
+        float(one.states.layers[-1].memory.z.sum()): one.asked.answer for one in texts
+    }
     assert len(held) == 3
     monkeypatch.setattr(module, "greedy_tokens", SaysWhatTheMemoryHolds(held))
     record = controls(model, texts)
-    assert (record.swapped_own, record.swapped_other, record.filler_alone) == (0.0, 1.0, 0.0)
+    assert (record.swapped_own, record.swapped_other, record.filler_alone) == (
+        0.0,
+        1.0,
+        0.0,
+    )
     monkeypatch.setattr(
         module,
         "greedy_tokens",
         lambda model, rest, states, count, vocab_size: texts[0].asked.answer,
     )
     record = controls(model, texts)
-    assert (record.swapped_own, record.swapped_other, record.filler_alone) == (1 / 3, 1 / 3, 1 / 3)
+    assert (record.swapped_own, record.swapped_other, record.filler_alone) == (
+        1 / 3,
+        1 / 3,
+        1 / 3,
+    )
 
 
-def test_controls_exchange_the_memory_alone_and_only_beyond_what_segments_see(run_of, tokenizer):
+def test_controls_exchange_the_memory_alone_and_only_beyond_what_segments_see(
+    run_of, tokenizer
+):
     _, model = run_of(**INFINI, **BEFORE)
     encoder = TextEncoder(tokenizer, True)
     mine, theirs = (
@@ -440,15 +543,23 @@ def test_controls_exchange_the_memory_alone_and_only_beyond_what_segments_see(ru
     for own, other, mixed in zip(
         mine.states.layers, theirs.states.layers, exchanged.layers, strict=True
     ):
-        assert torch.equal(mixed.memory.M, other.memory.M) and mixed.written == other.written
-        assert not torch.equal(own.memory.M, other.memory.M) and own.written != other.written
+        assert (
+            torch.equal(mixed.memory.M, other.memory.M)
+            and mixed.written == other.written
+        )
+        assert (
+            not torch.equal(own.memory.M, other.memory.M)
+            and own.written != other.written
+        )
         assert all(map(torch.equal, mixed.earlier, own.earlier))
         assert not torch.equal(own.earlier.k, other.earlier.k)
     _, deeper = run_of(
         "deeper", attention="infini", segment_length=64, num_hidden_layers=4, **BEFORE
     )
     filler = tokenizer.encode(FILLER).ids
-    cells = module.passkey_across(deeper, encoder, [4, 5], HiddenFacts("passkey", 2, 0), filler)
+    cells = module.passkey_across(
+        deeper, encoder, [4, 5], HiddenFacts("passkey", 2, 0), filler
+    )
     assert [cell["memory"].controls is not None for cell in cells] == [False, True]
 
 
@@ -460,14 +571,16 @@ def test_texts_are_reproducible_and_cut_the_filler_between_words():
     for text in texts:
         key = text[-6:-1]
         assert (
-            text.count(key) == 3 and text.startswith(HEAD) and text.endswith(f"{QUESTION} {key}.")
+            text.count(key) == 3
+            and text.startswith(HEAD)
+            and text.endswith(f"{QUESTION} {key}.")
         )
         hidden = HIDDEN.format(key=key)
         before, _, rest = text[len(HEAD) : -len(f"{QUESTION} {key}.")].partition(hidden)
         words = (before + rest).split()
-        assert " ".join(words) in " ".join([FILLER.strip()] * 5) and len(words) <= 3 * len(
-            FILLER.split()
-        )
+        assert " ".join(words) in " ".join([FILLER.strip()] * 5) and len(
+            words
+        ) <= 3 * len(FILLER.split())
         after.append(len(rest.split()))
     assert len(set(after)) > 30 and 30 < after.count(0) < 120
 
@@ -487,7 +600,10 @@ def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
         is_last.append(numbers[-1] == answer)
         if form == "facts":
             name = statement.split()[-1]
-            assert len(set(numbers)) == 3 and f"number of the {name} is {answer}" in statement
+            assert (
+                len(set(numbers)) == 3
+                and f"number of the {name} is {answer}" in statement
+            )
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
     assert all(is_last) == (form not in ("facts", "sentences")), (
@@ -515,7 +631,12 @@ def test_sentences_say_one_or_two_things_mostly_once_and_ask_for_either():
 def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
     filler = list(range(40, 90))
     asked = ask_across(
-        TextEncoder(tokenizer, True), 64, 5, FORMS["passkey"](Random(0)), Random(0), filler
+        TextEncoder(tokenizer, True),
+        64,
+        5,
+        FORMS["passkey"](Random(0)),
+        Random(0),
+        filler,
     )
     head, before, hidden, after = asked.head, asked.before, asked.hidden, asked.after
     tokens = list(asked.tokens())[len(head) : -len(asked.question)]
@@ -540,6 +661,8 @@ def test_a_passkey_dataset_is_built_from_its_settings(data, tmp_path):
 
 def test_no_text_is_longer_than_a_document(data):
     most = data(source="passkey", passkey={"repetitions": 100_000}).passkey.repetitions
-    assert most * len(FILLER) < LONGEST_DOCUMENT / 1.5, "the words of data.files are longer"
+    assert most * len(FILLER) < LONGEST_DOCUMENT / 1.5, (
+        "the words of data.files are longer"
+    )
     with pytest.raises(ValidationError, match="repetitions"):
         data(source="passkey", passkey={"repetitions": most + 1})

@@ -23,7 +23,10 @@ INFINI = {"attention": "infini", "segment_length": 4}
 
 def test_rows_have_the_losses_of_training(run_of, ranks):
     folder, model = run_of()
-    dataset, table = dataset_of(folder), RunFolder(folder).require_lineage().dataset.row_table
+    dataset, table = (
+        dataset_of(folder),
+        RunFolder(folder).require_lineage().dataset.row_table,
+    )
     reader = TokenReader(dataset, table, "validation")
     found = evaluate(folder, sequences=5).model
     measured = ValidationSet(reader, 5, 2).measure(LossModule(model), ranks, step=7)
@@ -37,7 +40,9 @@ def test_rows_have_the_losses_of_training(run_of, ranks):
 def test_memory_is_read_after_the_first_segment_only(run_of):
     folder, _ = run_of(**INFINI)
     found = evaluate(folder, sequences=6)
-    with_it, without = (getattr(found, name).loss_by_part for name in ("memory", "no_memory"))
+    with_it, without = (
+        getattr(found, name).loss_by_part for name in ("memory", "no_memory")
+    )
     assert found.memory.part == 4 and len(with_it) == 4
     assert with_it[0] == pytest.approx(without[0], rel=1e-6)
     assert all(abs(a - b) > 1e-4 for a, b in zip(with_it[1:], without[1:], strict=True))
@@ -48,20 +53,26 @@ def test_memory_is_read_after_the_first_segment_only(run_of):
 
 def test_bits_per_byte_of_a_part_are_those_of_its_own_bytes():
     by_place = np.array([[1.0, 3.0, 2.0, 2.0], [1, 1, 1, 1], [1, 2, 4, 4]])
-    found = perplexity.Measured(nats=8.0, targets=4, text_bytes=11, by_place=by_place).results(
-        part=2
+    found = perplexity.Measured(
+        nats=8.0, targets=4, text_bytes=11, by_place=by_place
+    ).results(part=2)
+    assert found.bits_per_byte_by_part == pytest.approx(
+        (4 / 3 / math.log(2), 0.5 / math.log(2))
     )
-    assert found.bits_per_byte_by_part == pytest.approx((4 / 3 / math.log(2), 0.5 / math.log(2)))
     assert found.bits_per_byte == pytest.approx(8 / 11 / math.log(2))
 
 
 def test_files_as_a_stream(run_of, tmp_path, monkeypatch):
     folder, model = run_of(**INFINI)
     text = tmp_path / "a.txt"
-    text.write_text("the cat<|endoftext|> sat on «größer» things, and then the cat sat again. " * 3)
+    text.write_text(
+        "the cat<|endoftext|> sat on «größer» things, and then the cat sat again. " * 3
+    )
     end = end_of_text_of(folder)
     ids = [end, *reading_of(folder).encoder.encode(text.read_text()), end]
-    assert len(ids) > 40 and ids.count(end) == 2, "a special token that is spelled is text"
+    assert len(ids) > 40 and ids.count(end) == 2, (
+        "a special token that is spelled is text"
+    )
     with torch.no_grad():
         whole = torch.nn.functional.cross_entropy(
             model(torch.tensor([ids[:-1]]))[0], torch.tensor(ids[1:])

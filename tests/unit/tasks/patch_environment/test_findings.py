@@ -39,9 +39,17 @@ def laptop(tmp_path_factory):
         ),
         ({"gpus": []}, "GPUs", "note", "on the CPU"),
         ({"gpus": [H100], "nccl": False}, "nccl", "warning", "install a CUDA build"),
-        ({"flash_attention": "built for glibc 2.38"}, "flash attention", "warning", "glibc 2.38"),
         (
-            {"disk": DISK | {"fault": "files cannot be written (Read-only file system)"}},
+            {"flash_attention": "built for glibc 2.38"},
+            "flash attention",
+            "warning",
+            "glibc 2.38",
+        ),
+        (
+            {
+                "disk": DISK
+                | {"fault": "files cannot be written (Read-only file system)"}
+            },
             "disk",
             "error",
             "(Read-only file system); set runtime.home",
@@ -53,9 +61,24 @@ def laptop(tmp_path_factory):
             "warning",
             "fewer workers",
         ),
-        ({"shared_memory": 64 * 2**20, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
-        ({"shared_memory": None, "gpus": [H100] * 2}, "/dev/shm", "warning", "--shm-size"),
-        ({"shared_memory": None, "platform": "Linux-6"}, "/dev/shm", "note", "data.num_workers=1"),
+        (
+            {"shared_memory": 64 * 2**20, "gpus": [H100] * 2},
+            "/dev/shm",
+            "warning",
+            "--shm-size",
+        ),
+        (
+            {"shared_memory": None, "gpus": [H100] * 2},
+            "/dev/shm",
+            "warning",
+            "--shm-size",
+        ),
+        (
+            {"shared_memory": None, "platform": "Linux-6"},
+            "/dev/shm",
+            "note",
+            "data.num_workers=1",
+        ),
         ({"shared_memory": 4096}, "/dev/shm", "note", "data.num_workers=1"),
         (
             {"shared_memory_fault": "files cannot be written (x)"},
@@ -63,7 +86,12 @@ def laptop(tmp_path_factory):
             "note",
             "(x). Several",
         ),
-        ({"loopback_fault": "Network is unreachable"}, "loopback", "warning", "ip link set lo up"),
+        (
+            {"loopback_fault": "Network is unreachable"},
+            "loopback",
+            "warning",
+            "ip link set lo up",
+        ),
         ({"open_files": 20}, "open files", "error", "ulimit -n"),
         ({"address_space": 10**9}, "address space", "error", "ulimit -v"),
         ({"address_space": 10**10}, "address space", "note", "ulimit -v"),
@@ -73,13 +101,22 @@ def laptop(tmp_path_factory):
     ],
 )
 def test_faults_are_found_and_explained(laptop, change, name, severity, cure):
-    (found,) = [found for found in assess(changed(laptop, **change)) if found.name == name]
-    assert found.severity == severity and cure in found.sentence and found.sentence.endswith(".")
+    (found,) = [
+        found for found in assess(changed(laptop, **change)) if found.name == name
+    ]
+    assert (
+        found.severity == severity
+        and cure in found.sentence
+        and found.sentence.endswith(".")
+    )
 
 
 @pytest.mark.parametrize(
-    "change", [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [H100], "nccl": True}]
+    "change",
+    [{"shared_memory": 2**20}, {"shared_memory": 2**20, "gpus": [H100], "nccl": True}],
 )
 def test_little_shared_memory_matters_for_several_gpus_only(laptop, change):
-    (found,) = [found for found in assess(changed(laptop, **change)) if found.name == "/dev/shm"]
+    (found,) = [
+        found for found in assess(changed(laptop, **change)) if found.name == "/dev/shm"
+    ]
     assert found.severity == "ok"

@@ -9,7 +9,11 @@ import pytest
 
 from infini_llama.tasks.machine import Machine, memory, usable_cores
 from infini_llama.tasks.patch_environment.gpus import gpus
-from infini_llama.tasks.patch_environment.machine import disk, folders, shared_memory_fault
+from infini_llama.tasks.patch_environment.machine import (
+    disk,
+    folders,
+    shared_memory_fault,
+)
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import GpuFacts, MachineFacts, Memory
 from support.machines import FILES, with_driver
@@ -46,14 +50,23 @@ def test_the_cores_of_this_machine_are_those_of_its_affinity():
         ("0::/not/seen/here", {"cpu.max": "100000 100000"}, 1),
         (
             "4:cpu:/docker/x",
-            {"cpu/docker/x/cpu.cfs_quota_us": "100000", "cpu/docker/x/cpu.cfs_period_us": "100000"},
+            {
+                "cpu/docker/x/cpu.cfs_quota_us": "100000",
+                "cpu/docker/x/cpu.cfs_period_us": "100000",
+            },
             1,
         ),
-        ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        (
+            "4:cpu,cpuacct:/",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            8,
+        ),
         ("4:memory:/\n0::/", {}, 8),
     ],
 )
-def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, membership, files, cores):
+def test_the_tightest_quota_of_the_control_groups_limits_the_cores(
+    group, membership, files, cores
+):
     assert usable_cores(group(membership, files)) == cores
 
 
@@ -62,7 +75,11 @@ def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, member
     [
         (
             "0::/a",
-            {"a/memory.max": str(GIB), "a/memory.current": str(GIB // 4), "memory.max": "max"},
+            {
+                "a/memory.max": str(GIB),
+                "a/memory.current": str(GIB // 4),
+                "memory.max": "max",
+            },
         ),
         ("0::/a", {"memory.max": str(GIB), "memory.current": str(GIB // 4)}),
         (
@@ -91,7 +108,9 @@ def test_the_tightest_quota_of_the_control_groups_limits_the_cores(group, member
         ),
     ],
 )
-def test_the_tightest_limit_of_the_control_groups_is_the_memory(group, membership, files):
+def test_the_tightest_limit_of_the_control_groups_is_the_memory(
+    group, membership, files
+):
     assert memory(group(membership, files)) == Memory(
         total=GIB, available=GIB * 3 // 4, limit="control group"
     )
@@ -102,9 +121,13 @@ def test_without_a_limit_the_memory_is_the_machines(group):
     assert facts == Memory(total=64 * GIB, available=60 * GIB)
 
 
-def test_the_memory_of_a_kernel_that_does_not_estimate_it_is_the_free_one(group, monkeypatch):
+def test_the_memory_of_a_kernel_that_does_not_estimate_it_is_the_free_one(
+    group, monkeypatch
+):
     monkeypatch.setitem(
-        FILES, "proc/meminfo", f"MemTotal: {64 * 1024**2} kB\nMemFree: {30 * 1024**2} kB\n"
+        FILES,
+        "proc/meminfo",
+        f"MemTotal: {64 * 1024**2} kB\nMemFree: {30 * 1024**2} kB\n",
     )
     assert memory(group("0::/", {})) == Memory(total=64 * GIB, available=30 * GIB)
 
@@ -127,14 +150,21 @@ def test_the_folders_of_libraries_are_tried(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     tried = folders(
-        Machine(environ={"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path / "file" / "x")})
+        Machine(
+            environ={
+                "HOME": str(tmp_path),
+                "PREFECT_HOME": str(tmp_path / "file" / "x"),
+            }
+        )
     )
     assert [(folder.setting, bool(folder.fault)) for folder in tried] == [
         ("HOME", False),
         ("PREFECT_HOME", True),
         ("TMPDIR", False),
     ]
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: Path("/not/there/at/all").stat())
+    monkeypatch.setattr(
+        tempfile, "gettempdir", lambda: Path("/not/there/at/all").stat()
+    )
     assert folders(Machine(environ={}))[0].fault
 
 
@@ -155,7 +185,9 @@ def test_facts_are_json_and_quickly_had(tmp_path):
 
 def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
     nothing = GpuFacts(gpus=())
-    assert gpus(Machine(root=tmp_path, gpu_probe=("-c", "raise SystemExit(1)"))) == nothing
+    assert (
+        gpus(Machine(root=tmp_path, gpu_probe=("-c", "raise SystemExit(1)"))) == nothing
+    )
     hidden = Machine(
         root=with_driver(tmp_path).root,
         environ={"CUDA_VISIBLE_DEVICES": ""},

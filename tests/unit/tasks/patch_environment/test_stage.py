@@ -20,7 +20,8 @@ from support.records import make_attempt
 def change_record(home, part, values) -> None:
     folder, record = RunFolder(home / "runs/run"), record_of(home)
     folder.write(
-        folder.environment, changed(record, **{part: changed(getattr(record, part), **values)})
+        folder.environment,
+        changed(record, **{part: changed(getattr(record, part), **values)}),
     )
 
 
@@ -37,7 +38,10 @@ def test_the_plan_is_pinned_and_followed(tmp_path, caplog):
     assert again.threads == first.threads == 3
     assert "pinned" in reason_of(again, "threads")
     record = record_of(tmp_path)
-    assert record.plan.threads == record.pinned.threads == 3 and record.facts.versions["torch"]
+    assert (
+        record.plan.threads == record.pinned.threads == 3
+        and record.facts.versions["torch"]
+    )
     assert "bitwise" not in caplog.text
 
 
@@ -62,11 +66,13 @@ def test_the_time_of_the_pin_and_the_environment_of_this_process_stay(tmp_path):
     begun(settings({"env": {"MINE": "1"}}), tmp_path, "run")
     folder = RunFolder(tmp_path / "runs/run")
     folder.write(
-        folder.environment, changed(record_of(tmp_path), pinned_at="2020-01-01T00:00:00+00:00")
+        folder.environment,
+        changed(record_of(tmp_path), pinned_at="2020-01-01T00:00:00+00:00"),
     )
     begun(settings(), tmp_path, "run")
     assert (
-        record_of(tmp_path).pinned_at == "2020-01-01T00:00:00+00:00" and dict(os.environ) == before
+        record_of(tmp_path).pinned_at == "2020-01-01T00:00:00+00:00"
+        and dict(os.environ) == before
     )
 
 
@@ -75,7 +81,9 @@ def test_leaving_the_pinned_plan_is_reported(tmp_path, caplog):
     caplog.clear()
     assert begun(settings({"threads": 2}), tmp_path, "run").threads == 2
     assert "threads was 1 " in caplog.text and "no longer bitwise" in caplog.text
-    assert record_of(tmp_path).pinned.threads == 2, "what the user asks for is the pin from now on"
+    assert record_of(tmp_path).pinned.threads == 2, (
+        "what the user asks for is the pin from now on"
+    )
 
 
 def test_a_plan_that_the_machine_cannot_follow_is_reported_and_kept(tmp_path, caplog):
@@ -85,7 +93,9 @@ def test_a_plan_that_the_machine_cannot_follow_is_reported_and_kept(tmp_path, ca
         caplog.clear()
         assert begun(settings(), tmp_path, "run").device == "cpu"
         assert "device was cuda" in caplog.text
-    assert record_of(tmp_path).pinned.device == "cuda", "with the GPU back, the run goes back to it"
+    assert record_of(tmp_path).pinned.device == "cuda", (
+        "with the GPU back, the run goes back to it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +119,8 @@ def test_other_hardware_and_versions_are_reported_once(tmp_path, caplog, facts, 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"pinned": {}, "plan": {}, "facts": {}, "pinned_at": 0}']
+    "text",
+    ["", "{", "[]", "{}", '{"pinned": {}, "plan": {}, "facts": {}, "pinned_at": 0}'],
 )
 def test_a_damaged_record_is_reported_and_rewritten(tmp_path, caplog, text):
     path = tmp_path / "runs/run/environment.json"
@@ -119,16 +130,23 @@ def test_a_damaged_record_is_reported_and_rewritten(tmp_path, caplog, text):
     assert str(path) in caplog.text and record_of(tmp_path).pinned.device
 
 
-def test_without_its_record_a_run_keeps_the_plan_of_its_newest_attempt(tmp_path, caplog):
+def test_without_its_record_a_run_keeps_the_plan_of_its_newest_attempt(
+    tmp_path, caplog
+):
     first = begun(settings({"threads": 3}), tmp_path, "run")
     run = RunFolder(tmp_path / "runs/run")
     folder = run.path / "logs" / "attempt-01"
     folder.mkdir(parents=True)
     write_attempt_plan(folder, make_attempt(run.path, plan=first))
     run.environment.unlink()
-    assert begun(settings(), tmp_path, "run").threads == record_of(tmp_path).pinned.threads == 3
     assert (
-        "environment.json is missing or damaged; the settings of attempt-01 are kept" in caplog.text
+        begun(settings(), tmp_path, "run").threads
+        == record_of(tmp_path).pinned.threads
+        == 3
+    )
+    assert (
+        "environment.json is missing or damaged; the settings of attempt-01 are kept"
+        in caplog.text
     )
 
 
@@ -179,7 +197,9 @@ def test_another_requested_device_makes_a_new_plan(gpus_4):
 def test_a_wrong_configuration_is_refused_with_a_pin_too(gpus_4, caplog):
     pinned = plan_environment(settings(), gpus_4).pinned()
     with pytest.raises(ConfigError, match="nproc_per_node=5"):
-        plan_environment(settings({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned)
+        plan_environment(
+            settings({"nproc_per_node": 5}, {"global_batch_size": 40}), gpus_4, pinned
+        )
     assert not caplog.text
 
 
@@ -187,7 +207,8 @@ def test_a_disk_that_is_full_or_cannot_be_written_ends_the_stage(tmp_path, monke
     with pytest.raises(ConfigError, match=r"runtime\.home=/proc/x"):
         patch_environment(in_home(settings(), Path("/proc/x")))
     full = changed(
-        probe(tmp_path), disk={"path": "/d", "free": 0, "fault": os.strerror(errno.ENOSPC)}
+        probe(tmp_path),
+        disk={"path": "/d", "free": 0, "fault": os.strerror(errno.ENOSPC)},
     )
     monkeypatch.setattr(stage, "probe", lambda home, config, machine: full)
     with pytest.raises(PipelineError, match="space") as raised:

@@ -22,7 +22,19 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 
 STORED = Path(__file__).with_name("golden_digests.json")
-WORDS = ("river", "Ärger", "42", "don't", "naïve", "中文", "def f(x):", "\t", "  ", "\n", "end.")
+WORDS = (
+    "river",
+    "Ärger",
+    "42",
+    "don't",
+    "naïve",
+    "中文",
+    "def f(x):",
+    "\t",
+    "  ",
+    "\n",
+    "end.",
+)
 
 
 def made_up_texts(count: int = 60) -> list[str]:
@@ -140,9 +152,14 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_datasets_have_the_stored_names_and_digests(name, folder, tmp_path, monkeypatch):
+def test_datasets_have_the_stored_names_and_digests(
+    name, folder, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(folder / "py")})
-    assert digests_of(cases(folder)[name], tmp_path) == json.loads(STORED.read_text())[name]
+    assert (
+        digests_of(cases(folder)[name], tmp_path)
+        == json.loads(STORED.read_text())[name]
+    )
 
 
 def main() -> None:
@@ -150,7 +167,9 @@ def main() -> None:
         folder = Path(place) / "texts"
         folder.mkdir()
         write_folder(folder)
-        sysconfig.get_paths = lambda: {"stdlib": str(folder / "py")}  # as the test replaces it
+        sysconfig.get_paths = lambda: {
+            "stdlib": str(folder / "py")
+        }  # as the test replaces it
         found = {
             name: digests_of(given, Path(place) / f"home-{number}")
             for number, (name, given) in enumerate(sorted(cases(folder).items()))

@@ -103,7 +103,9 @@ def test_the_rows_key_follows_tokens_length_and_strategy_and_no_device():
 def test_a_larger_share_holds_out_the_same_documents_and_more():
     hashes = np.zeros((1024, 16), dtype=np.uint8)
     hashes[:, :8] = (
-        (np.arange(1024, dtype=np.uint64) << np.uint64(54)).astype(">u8")[:, None].view(np.uint8)
+        (np.arange(1024, dtype=np.uint64) << np.uint64(54))
+        .astype(">u8")[:, None]
+        .view(np.uint8)
     )
     shares = {
         share: set(np.flatnonzero(is_held_out(hashes, share)))

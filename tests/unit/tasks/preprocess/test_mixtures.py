@@ -71,19 +71,25 @@ def sources(tmp_path) -> dict[str, dict]:
 def mixture(data, sources) -> Callable[..., DataConfig]:
     """mixture(*sources, **changes): a `data` section of these sources, by default of both."""
     return lambda *given, **changes: data(
-        files=[], sources=list(given or sources.values()), tokenizer={"vocab_size": 257}, **changes
+        files=[],
+        sources=list(given or sources.values()),
+        tokenizer={"vocab_size": 257},
+        **changes,
     )
 
 
 def is_digits(tokens: np.ndarray, table: np.ndarray) -> np.ndarray:
-    return np.array([set(bytes(table[row[row > 0]])) <= set(b"0123456789 ") for row in tokens])
+    return np.array(
+        [set(bytes(table[row[row > 0]])) <= set(b"0123456789 ") for row in tokens]
+    )
 
 
 def bytes_of_tokens(dataset: Path) -> np.ndarray:
     """The byte of each token of a tokenizer of 256 bytes and the end of text."""
     tokenizer = Tokenizer.from_file(str(dataset / "tokenizer.json"))
     return np.array(
-        [(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)], dtype=np.uint8
+        [(tokenizer.decode([number]) or "\0").encode()[0] for number in range(257)],
+        dtype=np.uint8,
     )
 
 
@@ -103,7 +109,10 @@ def test_each_row_is_of_one_source_which_the_reader_knows(mixture, tmp_path, str
             == getattr(reference, split).rows
         )
         digits = is_digits(reader.gather(np.arange(len(reader))), table)
-        assert digits.tolist() == [True] * reader.sources[0].rows + [False] * reader.sources[1].rows
+        assert (
+            digits.tolist()
+            == [True] * reader.sources[0].rows + [False] * reader.sources[1].rows
+        )
     verify(reference, tmp_path, "deep")
 
 
@@ -120,18 +129,27 @@ def test_every_document_has_its_source_on_record(mixture, sources, tmp_path):
         assert [source.name for source in content.sources] == ["numbers", "prose"]
         assert sum(source.bytes for source in content.sources) == content.bytes
     assert [
-        (source.name, source.weight, source.license) for source in manifest.meta.provenance.sources
+        (source.name, source.weight, source.license)
+        for source in manifest.meta.provenance.sources
     ] == [
         ("numbers", 1, "not stated"),
         ("prose", 3, "CC0-1.0"),
     ]
     seen = describe(folder)
-    assert seen.sources["prose"].license == "CC0-1.0" and seen.license == "CC0-1.0; not stated"
+    assert (
+        seen.sources["prose"].license == "CC0-1.0"
+        and seen.license == "CC0-1.0; not stated"
+    )
     written = seen.to_json()["sources"].values()
-    assert sum(source["documents"] + source["validation documents"] for source in written) == 100
+    assert (
+        sum(source["documents"] + source["validation documents"] for source in written)
+        == 100
+    )
 
 
-def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, sources, tmp_path, digests):
+def test_order_and_weights_of_sources_do_not_change_the_bytes(
+    mixture, sources, tmp_path, digests
+):
     first = preprocess(mixture(), tmp_path / "one")
     other = [
         sources["numbers"] | {"weight": 9},
@@ -143,7 +161,9 @@ def test_order_and_weights_of_sources_do_not_change_the_bytes(mixture, sources, 
         and again.text.license != first.text.license
     )
     second = preprocess(mixture(*other), tmp_path / "two")
-    assert digests(tmp_path / "one" / "datasets") == digests(tmp_path / "two" / "datasets")
+    assert digests(tmp_path / "one" / "datasets") == digests(
+        tmp_path / "two" / "datasets"
+    )
     renamed = [sources["numbers"], sources["prose"] | {"name": "novels"}]
     assert preprocess(mixture(*renamed), tmp_path / "two").digest != second.digest
 
@@ -153,7 +173,8 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     numbers = reader.sources[0].rows
     batches = TrainBatches(
-        curriculum_stages(reader, weights={"prose": 3, "numbers": 1}), BatchPlan(3, 64, 8, 0, 1)
+        curriculum_stages(reader, weights={"prose": 3, "numbers": 1}),
+        BatchPlan(3, 64, 8, 0, 1),
     )
     for step in range(5):
         assert (batches.rows(64 * step) < numbers).sum() == 16
@@ -163,12 +184,19 @@ def test_batches_have_the_shares_of_the_weights(mixture, tmp_path):
     assert sorted(even.rows(0)) == list(range(len(reader)))
 
 
-def test_text_that_one_source_holds_out_is_in_no_other_ones_training(mixture, sources, tmp_path):
+def test_text_that_one_source_holds_out_is_in_no_other_ones_training(
+    mixture, sources, tmp_path
+):
     own = tmp_path / "own.txt"
     own.write_text("held out")
     texts = sorted((tmp_path / "text/prose").iterdir())
     copy = [str(path) for path in texts]
-    copied = {"name": "copy", "files": copy, "validation_files": [str(own)], "weight": 1}
+    copied = {
+        "name": "copy",
+        "files": copy,
+        "validation_files": [str(own)],
+        "weight": 1,
+    }
     corpus = survey(mixture(sources["prose"], copied))
     training, held_out = set(corpus.train), set(corpus.validation)
     assert (
@@ -190,22 +218,31 @@ def test_a_source_too_short_for_a_row_is_named(mixture, sources, tmp_path):
 
 def test_a_source_of_documents_without_a_token_is_named(mixture, sources, tmp_path):
     """Packed, it has no row to draw from, although it has an end of text for each document."""
-    tokenizer = Tokenizer(models.WordLevel({"</s>": 0, "[UNK]": 1, "abc": 2}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel({"</s>": 0, "[UNK]": 1, "abc": 2}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     ends = [" " * number for number in range(1, 61)]
     words, blanks = (
         {"name": name, "files": [write_lines(tmp_path / f"{name}.jsonl", lines)]}
-        for name, lines in (("words", [f"abc abc{end}" for end in ends]), ("blanks", ends))
+        for name, lines in (
+            ("words", [f"abc abc{end}" for end in ends]),
+            ("blanks", ends),
+        )
     )
-    given = {"tokenizer": {"path": str(tmp_path / "tokenizer.json")}, "packing": "greedy"}
+    given = {
+        "tokenizer": {"path": str(tmp_path / "tokenizer.json")},
+        "packing": "greedy",
+    }
     with pytest.raises(
         DataError,
         match=r"the train text of data\.sources\.blanks has \d+ document\(s\), of which none",
     ):
         preprocess(changed(mixture(words, blanks), **given), tmp_path / "home")
     rows = preprocess(
-        changed(mixture(words, blanks), **given | {"packing": "concat"}), tmp_path / "home"
+        changed(mixture(words, blanks), **given | {"packing": "concat"}),
+        tmp_path / "home",
     )
     assert rows.train.rows
 
@@ -224,37 +261,59 @@ def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
     ):
         (tmp_path / "book.txt").write_text(text)
         with pytest.raises(
-            DataError, match=rf"data\.sources\.book has no document to train on \({message}\)"
+            DataError,
+            match=rf"data\.sources\.book has no document to train on \({message}\)",
         ):
-            preprocess(mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home")
+            preprocess(
+                mixture(sources["prose"], book, validation_fraction=0.1),
+                tmp_path / "home",
+            )
     copy = sources["numbers"] | {"name": "z"}
     with pytest.raises(
         DataError, match=r"data\.sources\.z .*\(held out: 0; copies of others: 60\)"
     ):
-        preprocess(mixture(sources["numbers"], copy, deduplicate=True), tmp_path / "home")
+        preprocess(
+            mixture(sources["numbers"], copy, deduplicate=True), tmp_path / "home"
+        )
     (tmp_path / "book.txt").write_text(by_side[False])
     reference = preprocess(
         mixture(sources["prose"], book, validation_fraction=0.1), tmp_path / "home"
     )
-    assert describe(tmp_path / "home" / reference.path).sources["book"].validation_documents == 0
+    assert (
+        describe(tmp_path / "home" / reference.path)
+        .sources["book"]
+        .validation_documents
+        == 0
+    )
 
 
-def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(data, tmp_path):
+def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(
+    data, tmp_path
+):
     """Of a source that holds out a share; the source with the copies has validation files, and comes before."""
     texts = [f"text number {number} " * 20 for number in range(60)]
     table = np.frombuffer(
         b"".join(xxh3_128_digest(text.encode()) for text in texts), np.uint8
     ).reshape(-1, 16)
-    held_out = {text for text, is_out in zip(texts, is_held_out(table, 0.2), strict=True) if is_out}
+    held_out = {
+        text
+        for text, is_out in zip(texts, is_held_out(table, 0.2), strict=True)
+        if is_out
+    }
     of_files = {
         "copies": [*texts, "its own"],
         "shared": texts,
         "named": ["held out by its file"],
     }
     files = {
-        name: [write_lines(tmp_path / f"{name}.jsonl", lines)] for name, lines in of_files.items()
+        name: [write_lines(tmp_path / f"{name}.jsonl", lines)]
+        for name, lines in of_files.items()
     }
-    copies = {"name": "copies", "files": files["copies"], "validation_files": files["named"]}
+    copies = {
+        "name": "copies",
+        "files": files["copies"],
+        "validation_files": files["named"],
+    }
     settings = data(
         files=[],
         sources=[copies, {"name": "shared", "files": files["shared"]}],
@@ -267,10 +326,14 @@ def test_a_copy_of_held_out_text_of_another_source_does_not_teach_the_tokenizer(
     )
 
 
-def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources, tmp_path):
+def test_a_length_in_tokens_counts_the_sources_by_their_weights(
+    mixture, sources, tmp_path
+):
     """One source's sequences are full of targets, most of the other's have none."""
     few = {"loss_on": "answer", "answer_after": "1234", "weight": 1}
-    data = mixture(sources["prose"] | {"weight": 9}, sources["numbers"] | few, packing="padded")
+    data = mixture(
+        sources["prose"] | {"weight": 9}, sources["numbers"] | few, packing="padded"
+    )
     reference = preprocess(data, tmp_path)
     train = {
         "max_tokens": 50_000,
@@ -284,7 +347,8 @@ def test_a_length_in_tokens_counts_the_sources_by_their_weights(mixture, sources
     lineage = bind_run(config, reference, make_plan())
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     batches = TrainBatches(
-        curriculum_stages(reader, weights=lineage.dataset.weights), BatchPlan(7, 10, 2, 0, 1)
+        curriculum_stages(reader, weights=lineage.dataset.weights),
+        BatchPlan(7, 10, 2, 0, 1),
     )
     trained = sum(batches.targets(10 * step) for step in range(lineage.max_steps))
     assert 49_500 < trained < 50_500
@@ -303,7 +367,11 @@ def weighted(mixture, sources, tmp_path) -> Callable[..., PipelineConfig]:
         )
         train = {"global_batch_size": 8, "max_steps": 20, "warmup_steps": 5} | train
         return PipelineConfig.model_validate(
-            {"data": data, "train": train, "runtime": {"home": str(tmp_path), "name": "weighted"}}
+            {
+                "data": data,
+                "train": train,
+                "runtime": {"home": str(tmp_path), "name": "weighted"},
+            }
         )
 
     return config
@@ -327,7 +395,10 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_the_targets(
         {"prose": 3, "numbers": 1},
         bind_run(config, reference, make_plan()).loss_weights,
     )
-    of_ranks = [TrainBatches(stages, BatchPlan(3, 8, micro, rank, world)) for rank in range(world)]
+    of_ranks = [
+        TrainBatches(stages, BatchPlan(3, 8, micro, rank, world))
+        for rank in range(world)
+    ]
     model = Llama(LlamaConfig(257, 16, 32, 1, 2, 1, 16)).double()
     stage = of_ranks[0].stage(samples)
     losses, weights = [], []
@@ -357,11 +428,15 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_the_targets(
 def test_loss_weights_that_are_alike_are_none(weighted, tmp_path):
     reference = preprocess(weighted().data, tmp_path)
     for weights in ({}, {"prose": 3.0, "numbers": 3.0}):
-        assert bind_run(weighted(**weights), reference, make_plan()).loss_weights is None
+        assert (
+            bind_run(weighted(**weights), reference, make_plan()).loss_weights is None
+        )
     assert preprocess(weighted(prose=2.0).data, tmp_path).digest == reference.digest
 
 
-def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(weighted, tmp_path, caplog):
+def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(
+    weighted, tmp_path, caplog
+):
     reference = preprocess(weighted().data, tmp_path)
     bind_run(weighted(), reference, make_plan())
     assert not caplog.text
@@ -374,7 +449,9 @@ def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(weighted,
     run = RunFolder(tmp_path / "runs" / "weighted")
     add_checkpoint(run.checkpoints, 20)
     add_result(run, 20)
-    with pytest.raises(ConfigError, match=r"finished at step 20.*\n.*data\.sources\.loss_weight"):
+    with pytest.raises(
+        ConfigError, match=r"finished at step 20.*\n.*data\.sources\.loss_weight"
+    ):
         bind_run(weighted(), reference, make_plan())
 
 
@@ -389,7 +466,8 @@ def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkey
         {"data": data, "train": train, "runtime": {"home": str(tmp_path)}}
     )
     with pytest.raises(
-        ConfigError, match=r"train\.max_tokens=1000 .* no train sequence .* data\.sequence_length"
+        ConfigError,
+        match=r"train\.max_tokens=1000 .* no train sequence .* data\.sequence_length",
     ):
         bind_run(config, reference, make_plan())
 
@@ -399,9 +477,12 @@ def test_few_representative_rows_are_of_all_files(data, tmp_path):
         lines = (f"{letter * 3} {number} " * 20 for number in range(200))
         write_lines(tmp_path / f"{letter}.jsonl", lines)
     reference = preprocess(
-        data(files=[str(tmp_path / "*.jsonl")], validation_fraction=0.5), tmp_path / "home"
+        data(files=[str(tmp_path / "*.jsonl")], validation_fraction=0.5),
+        tmp_path / "home",
     )
-    reader = TokenReader(tmp_path / "home" / reference.path, reference.row_table, "validation")
+    reader = TokenReader(
+        tmp_path / "home" / reference.path, reference.row_table, "validation"
+    )
     rows = representative_rows(reader, len(reader))
     assert sorted(rows.tolist()) == list(range(len(reader))) and len(reader) > 200
     quarters = representative_rows(reader, 40) * 4 // len(reader)

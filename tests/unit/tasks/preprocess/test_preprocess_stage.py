@@ -23,8 +23,14 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     planned = Preparation(data(), tmp_path).plan()
     assert lookup(data(), tmp_path) is None
     reference = preprocess(data(), tmp_path)
-    assert reference.path == f"datasets/files-{planned.key[:12]}" == f"datasets/{planned.name}"
-    assert reference.row_table == planned.table.row_table_key[:12] and reference.built == (
+    assert (
+        reference.path
+        == f"datasets/files-{planned.key[:12]}"
+        == f"datasets/{planned.name}"
+    )
+    assert reference.row_table == planned.table.row_table_key[
+        :12
+    ] and reference.built == (
         "tokens",
         "row tables",
     )
@@ -33,10 +39,13 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]
     splits = [reference.train, reference.validation]
     assert sum(split.documents for split in splits) == len(texts)
-    assert sum(split.bytes for split in splits) == sum(len(text.encode()) for text in texts)
+    assert sum(split.bytes for split in splits) == sum(
+        len(text.encode()) for text in texts
+    )
     assert all(split.rows == (split.tokens - 1) // 16 for split in splits)
-    assert reference.vocab_size == 300 and 2 < reference.validation.unigram_entropy_bits < np.log2(
-        300
+    assert (
+        reference.vocab_size == 300
+        and 2 < reference.validation.unigram_entropy_bits < np.log2(300)
     )
     assert (tmp_path / "datasets" / "latest").resolve() == tmp_path / reference.path
 
@@ -47,7 +56,9 @@ def decoded(dataset: Path, split: str) -> list[str]:
     token_bytes = np.load(dataset / "token_bytes.npy")
     documents = [document[:-1] for document in documents_of(dataset, split)]
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in documents]
-    assert [token_bytes[ids].sum() for ids in documents] == [len(text.encode()) for text in texts]
+    assert [token_bytes[ids].sum() for ids in documents] == [
+        len(text.encode()) for text in texts
+    ]
     return texts
 
 
@@ -71,7 +82,9 @@ def test_an_added_file_moves_no_document_between_the_splits(data, corpus, tmp_pa
     before = splits()
     for number in range(20):
         (text / f"added-{number}.txt").write_text(f"an added text, the {number}th")
-        (text / f"text-{number:03d}-more.txt").write_text(f"between the others, the {number}th")
+        (text / f"text-{number:03d}-more.txt").write_text(
+            f"between the others, the {number}th"
+        )
     after = splits()
     assert sum(map(len, after)) == sum(map(len, before)) + 40
     assert all(set(old) < set(new) for old, new in zip(before, after, strict=True))
@@ -102,8 +115,15 @@ def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_pat
     before = touched()
     assert preprocess(data(), tmp_path) == changed(first, built=[])
     other = preprocess(data(sequence_length=33), tmp_path)
-    assert other.built == ("row tables",) and other.digest == first.digest and touched() == before
-    assert other.sequence_length == 33 and other.train.rows == (first.train.tokens - 1) // 33
+    assert (
+        other.built == ("row tables",)
+        and other.digest == first.digest
+        and touched() == before
+    )
+    assert (
+        other.sequence_length == 33
+        and other.train.rows == (first.train.tokens - 1) // 33
+    )
     assert len(list((folder / "chunks").iterdir())) == 2
     assert lookup(data(), tmp_path) == changed(first, built=[])
     assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == (
@@ -129,20 +149,28 @@ def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
     monkeypatch.setattr(os, "utime", refuse)
-    assert lookup(data(), tmp_path) == changed(first, built=[]), "and no text is read for it"
+    assert lookup(data(), tmp_path) == changed(first, built=[]), (
+        "and no text is read for it"
+    )
     other = preprocess(data(deduplicate=True), tmp_path)
-    assert other.built == ("tokens", "row tables") and other.vocab_size == first.vocab_size
+    assert (
+        other.built == ("tokens", "row tables") and other.vocab_size == first.vocab_size
+    )
 
 
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
     texts = (f"{EOS} number {number} {EOS}{EOS} ends {EOS}" for number in range(30))
-    reference = preprocess(data(files=[write_files(tmp_path, texts)]), tmp_path / "home")
+    reference = preprocess(
+        data(files=[write_files(tmp_path, texts)]), tmp_path / "home"
+    )
     for split in ("train", "validation"):
         documents = documents_of(tmp_path / "home" / reference.path, split)
         assert documents and all(ids.index(0) == len(ids) - 1 for ids in documents)
 
 
-def test_an_incomplete_row_table_is_quarantined_and_rebuilt(data, built, row_table, caplog):
+def test_an_incomplete_row_table_is_quarantined_and_rebuilt(
+    data, built, row_table, caplog
+):
     home, reference = built
     (row_table / "train.rows.npy").unlink()
     assert lookup(data(), home) is None
@@ -152,14 +180,18 @@ def test_an_incomplete_row_table_is_quarantined_and_rebuilt(data, built, row_tab
     assert (row_table.parent / f"{row_table.name}.damaged-1" / "manifest.json").exists()
 
 
-def test_a_dataset_under_the_name_of_another_is_not_used(built, dataset, data, tmp_path, digests):
+def test_a_dataset_under_the_name_of_another_is_not_used(
+    built, dataset, data, tmp_path, digests
+):
     home, reference = built
     other = preprocess(data(tokenizer={"vocab_size": 299}), home)
     before = digests(dataset)
     dataset.rename(tmp_path / "kept")
     shutil.copytree(home / other.path, dataset)
     assert lookup(data(), home) is None
-    assert preprocess(data(), home) == changed(reference, built=["tokens", "row tables"])
+    assert preprocess(data(), home) == changed(
+        reference, built=["tokens", "row tables"]
+    )
     assert digests(dataset) == before and lookup(
         data(tokenizer={"vocab_size": 299}), home
     ) == changed(other, built=[])
@@ -179,7 +211,9 @@ def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, dataset, data):
     (dataset / "train" / ".DS_Store").touch()
     (dataset / "train" / ".ipynb_checkpoints").mkdir()
     (dataset / "train" / ".ipynb_checkpoints" / "x").touch()
-    assert lookup(data(), home) == preprocess(data(), home) == changed(reference, built=[])
+    assert (
+        lookup(data(), home) == preprocess(data(), home) == changed(reference, built=[])
+    )
 
 
 def test_a_text_shorter_than_one_row_is_refused_and_leaves_nothing(data, tmp_path):
@@ -216,7 +250,9 @@ def test_a_missing_device_is_refused_before_the_work(data, tmp_path):
     assert caught.value.exit_code == 64 and not list((tmp_path / "datasets").glob("*"))
 
 
-def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path, caplog):
+def test_progress_is_reported_in_megabytes_and_ends_at_the_total(
+    data, tmp_path, caplog
+):
     with caplog.at_level(logging.INFO, logger="infini_llama.preprocess"):
         preprocess(data(), tmp_path)
     logged = [record for record in caplog.records if hasattr(record, "progress")]
@@ -226,7 +262,8 @@ def test_progress_is_reported_in_megabytes_and_ends_at_the_total(data, tmp_path,
     }
     last = {record.getMessage(): record.__dict__["progress"] for record in logged}
     assert all(
-        progress.unit == "MB" and progress.done == progress.total for progress in last.values()
+        progress.unit == "MB" and progress.done == progress.total
+        for progress in last.values()
     )
     assert "built tokens and row tables" in caplog.text
 

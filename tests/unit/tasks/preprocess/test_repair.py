@@ -27,20 +27,26 @@ def written(monkeypatch) -> list[str]:
     monkeypatch.setattr(
         units,
         "commit",
-        lambda staged, target, *rest: (names.append(target.name), commit(staged, target, *rest)),
+        lambda staged, target, *rest: (
+            names.append(target.name),
+            commit(staged, target, *rest),
+        ),
     )
     return names
 
 
 # A shard is a link to a file of its unit.
 @pytest.mark.parametrize(
-    ("damage", "again"), [(flip, 1), (lambda shard: os.truncate(shard, 100), 1), (Path.unlink, 0)]
+    ("damage", "again"),
+    [(flip, 1), (lambda shard: os.truncate(shard, 100), 1), (Path.unlink, 0)],
 )
 @pytest.mark.parametrize("repair", [True, False])
 def test_only_the_damaged_unit_is_made_again(
     data, tmp_path, digests, caplog, written, damage, again, repair
 ):
-    preprocess(data(sequence_length=8), tmp_path)  # a second row table of the same tokens
+    preprocess(
+        data(sequence_length=8), tmp_path
+    )  # a second row table of the same tokens
     reference = preprocess(data(), tmp_path)
     folder, before = tmp_path / reference.path, digests(tmp_path / reference.path)
     count, written[:] = len(written), []
@@ -60,7 +66,9 @@ def test_only_the_damaged_unit_is_made_again(
     verify(repaired, tmp_path, "deep")
 
 
-def test_locks_of_a_repair_keep_other_builds_and_gc_out(data, built, dataset, monkeypatch):
+def test_locks_of_a_repair_keep_other_builds_and_gc_out(
+    data, built, dataset, monkeypatch
+):
     home, _ = built
     others = list[bool]()
     move_aside = stage.move_aside
@@ -78,7 +86,9 @@ def test_locks_of_a_repair_keep_other_builds_and_gc_out(data, built, dataset, mo
 
     flip(dataset / "tokenizer.json")
     monkeypatch.setattr(stage, "move_aside", moving)
-    assert preprocess(data(), home, repair=True).built == ("tokens",) and others == [True]
+    assert preprocess(data(), home, repair=True).built == ("tokens",) and others == [
+        True
+    ]
 
 
 def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp_path):
@@ -90,8 +100,12 @@ def test_of_a_damaged_dataset_only_undamaged_row_tables_are_taken_over(data, tmp
         tmp_path / reference.path / "tokenizer.json",
     ):
         flip(damaged)
-    assert preprocess(data(), tmp_path, repair=True) == changed(reference, built=["tokens"])
-    assert preprocess(data(sequence_length=8), tmp_path) == changed(other, built=["row tables"])
+    assert preprocess(data(), tmp_path, repair=True) == changed(
+        reference, built=["tokens"]
+    )
+    assert preprocess(data(sequence_length=8), tmp_path) == changed(
+        other, built=["row tables"]
+    )
 
 
 def test_a_row_table_computed_from_damaged_lengths_is_not_taken_over(data, tmp_path):
@@ -107,7 +121,8 @@ def test_only_a_damaged_row_table_is_rebuilt(data, built, row_table, written):
     assert preprocess(data(), home, repair=True) == changed(reference, built=[])
     flip(row_table / "train.rows.npy")
     assert (
-        preprocess(data(), home, repair=True) == changed(reference, built=["row tables"])
+        preprocess(data(), home, repair=True)
+        == changed(reference, built=["row tables"])
         and written == []
     )
     verify(reference, home, "deep")
@@ -148,21 +163,26 @@ DAMAGE = {
 }
 
 
-def test_a_damaged_unit_is_not_used_for_another_dataset(data, built, tmp_path, digests, written):
+def test_a_damaged_unit_is_not_used_for_another_dataset(
+    data, built, tmp_path, digests, written
+):
     """As `deduplicate` makes another dataset of the same units."""
     home, _ = built
     expected = preprocess(data(deduplicate=True), tmp_path / "elsewhere")
     for name, damage in DAMAGE.items():
         copy = shutil.copytree(home, tmp_path / name, symlinks=True)
         unit = max(
-            (copy / "units").glob("*/*/train.arrow"), key=lambda path: path.stat().st_size
+            (copy / "units").glob("*/*/train.arrow"),
+            key=lambda path: path.stat().st_size,
         ).parent
         written.clear()
         damage(unit)
-        assert preprocess(data(deduplicate=True), copy) == expected and written == [unit.name], name
-        assert digests(copy / expected.path) == digests(tmp_path / "elsewhere" / expected.path), (
-            name
-        )
+        assert preprocess(data(deduplicate=True), copy) == expected and written == [
+            unit.name
+        ], name
+        assert digests(copy / expected.path) == digests(
+            tmp_path / "elsewhere" / expected.path
+        ), name
 
 
 @pytest.mark.parametrize("deduplicate", [False, True])
@@ -172,7 +192,9 @@ def test_wrong_tokens_of_units_are_found_where_they_are_read(
     """By `verify` and training; by `preprocess` only where it copies them without the documents that are left out."""
     text, home = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "units"
     shutil.copyfile(text / "text-001.txt", text / "text-000.txt")
-    settings = data(files=[f"{text}/*.txt"], tokenizer={"path": str(dataset / "tokenizer.json")})
+    settings = data(
+        files=[f"{text}/*.txt"], tokenizer={"path": str(dataset / "tokenizer.json")}
+    )
     preprocess(settings, home)
     for stream in home.glob("units/*/*/*.arrow"):
         flip(stream)
@@ -192,7 +214,9 @@ def test_wrong_tokens_of_units_are_found_where_they_are_read(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"units": 3}'])
-def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, built, written, content):
+def test_damaged_notes_on_text_only_mean_that_it_is_read_again(
+    data, built, written, content
+):
     home, reference = built
     for kind in ("parts", "tokenizers"):
         notes = list((home / "units" / kind).glob("*.json"))
@@ -201,7 +225,8 @@ def test_damaged_notes_on_text_only_mean_that_it_is_read_again(data, built, writ
             note.write_bytes(content)
         assert preprocess(data(), home) == changed(reference, built=[])
         assert (
-            preprocess(data(sequence_length=8), home).digest == reference.digest and written == []
+            preprocess(data(sequence_length=8), home).digest == reference.digest
+            and written == []
         )
 
 

@@ -13,7 +13,11 @@ from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.preprocess.tokens.parts import Part, parts_of
-from infini_llama.tasks.preprocess.workers import WORKER_MEMORY, WORTH_A_PROCESS, choose_workers
+from infini_llama.tasks.preprocess.workers import (
+    WORKER_MEMORY,
+    WORTH_A_PROCESS,
+    choose_workers,
+)
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.counting import calls_of
 from support.machines import FILES
@@ -44,7 +48,10 @@ def machine(tmp_path):
 
 
 def parts(count: int, size: int, name: str = "text.jsonl") -> list[Part]:
-    return [Part([File(Path(name), name, "text")], None, 0.0, size, (None,)) for _ in range(count)]
+    return [
+        Part([File(Path(name), name, "text")], None, 0.0, size, (None,))
+        for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,13 @@ def parts(count: int, size: int, name: str = "text.jsonl") -> list[Part]:
             "free memory",
         ),
         (2, {}, parts(100, WORTH_A_PROCESS), "2 threads", "2 usable core(s)"),
-        (2, {}, parts(8, WORTH_A_PROCESS, "text.csv"), "2 processes", "2 usable core(s)"),
+        (
+            2,
+            {},
+            parts(8, WORTH_A_PROCESS, "text.csv"),
+            "2 processes",
+            "2 usable core(s)",
+        ),
         (2, {}, parts(8, 1000, "text.tsv.gz"), "1 thread", "of text"),
     ],
 )
@@ -81,9 +94,9 @@ def test_auto_is_what_cores_memory_and_text_allow(
     workers = choose_workers(data(), text, machine(cores, **limits))
     assert workers.choice and workers.choice.setting == "data.num_workers"
     assert workers.choice.value == expected and reason in workers.choice.reason
-    assert workers.choice.value.startswith(f"{workers.count} ") and workers.are_threads == (
-        "thread" in expected
-    )
+    assert workers.choice.value.startswith(
+        f"{workers.count} "
+    ) and workers.are_threads == ("thread" in expected)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +124,9 @@ def test_a_cluster_has_its_own_workers_and_a_temporary_one_as_many_as_here(
     assert (here.count, here.are_threads) == (8, False)
     monkeypatch.setenv(variable, "somewhere:1")
     there = choose_workers(data(engine=engine), parts(9, WORTH_A_PROCESS), machine(8))
-    assert there.choice and there.choice.value == "all" and variable in there.choice.reason
+    assert (
+        there.choice and there.choice.value == "all" and variable in there.choice.reason
+    )
 
 
 def test_the_choice_is_in_the_log_and_the_manifest_and_not_in_the_digest(
@@ -120,14 +135,23 @@ def test_the_choice_is_in_the_log_and_the_manifest_and_not_in_the_digest(
     with caplog.at_level("INFO", logger="infini_llama.preprocess"):
         chosen = preprocess(data(), tmp_path / "chosen")
     choice = read_dataset(tmp_path / "chosen" / chosen.path).meta.workers
-    assert choice and f"data.num_workers: {choice.value} ({choice.reason})" in caplog.text
+    assert (
+        choice and f"data.num_workers: {choice.value} ({choice.reason})" in caplog.text
+    )
     given = preprocess(data(num_workers=1), tmp_path / "given")
-    assert given == chosen and read_dataset(tmp_path / "given" / given.path).meta.workers is None
-    manifest = json.loads((tmp_path / "given" / given.path / "manifest.json").read_text())
+    assert (
+        given == chosen
+        and read_dataset(tmp_path / "given" / given.path).meta.workers is None
+    )
+    manifest = json.loads(
+        (tmp_path / "given" / given.path / "manifest.json").read_text()
+    )
     assert "workers" not in manifest["meta"]
 
 
-def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, small_parts):
+def test_a_fault_in_one_thread_stops_the_others(
+    data, tmp_path, monkeypatch, small_parts
+):
     """They end at their next batch of text, with no unit of theirs."""
     write_files(tmp_path / "text", ["text " * 400] * 9)
     (tmp_path / "text" / "2.txt").write_bytes(b"\xff")  # of the thread that starts last
@@ -143,18 +167,23 @@ def test_a_fault_in_one_thread_stops_the_others(data, tmp_path, monkeypatch, sma
     monkeypatch.setattr("infini_llama.tasks.preprocess.workers.write_unit", slow)
     tokenizer = str(tmp_path / "tokenizer.json")
     train_bpe([], 257).save(tokenizer)
-    settings = data(files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": tokenizer})
+    settings = data(
+        files=[str(tmp_path / "text")], num_workers=3, tokenizer={"path": tokenizer}
+    )
     with pytest.raises(DataError, match=r"2\.txt is not UTF-8"):
         preprocess(settings, tmp_path / "home")
     assert waited and not list((tmp_path / "home").glob("units/*/*/manifest.json"))
 
 
-def test_the_parts_of_a_text_without_sizes_are_as_large_as_units(data, tmp_path, machine):
+def test_the_parts_of_a_text_without_sizes_are_as_large_as_units(
+    data, tmp_path, machine
+):
     """As those of a Hugging Face dataset."""
     corpus = Corpus(data(source="passkey", files=[]), tmp_path)
     assert choose_workers(data(), corpus.parts, machine(64)).count == 1
     ranges = [
-        Part([corpus.parts[0].files[0]], (start, start + 1), 0.0, 0, (None,)) for start in range(6)
+        Part([corpus.parts[0].files[0]], (start, start + 1), 0.0, 0, (None,))
+        for start in range(6)
     ]
     assert choose_workers(data(), ranges, machine(64)).count >= 3
 

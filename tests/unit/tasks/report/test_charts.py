@@ -31,7 +31,9 @@ def test_a_curve_matches_its_values():
 
 
 def test_missing_and_non_finite_values_are_skipped():
-    drawn = svg(Chart("loss", [Curve("a", [1, 2, 3, 4], [3.0, None, float("nan"), 2.0])]))
+    drawn = svg(
+        Chart("loss", [Curve("a", [1, 2, 3, 4], [3.0, None, float("nan"), 2.0])])
+    )
     assert len(points_of(drawn, "--series-1")) == 2
 
 
@@ -39,22 +41,27 @@ def test_missing_and_non_finite_values_are_skipped():
 def test_a_logarithmic_axis_has_zero(x):
     drawn = svg(Chart("found", [Curve("a", x, [1.0] * len(x), "points")], log_x=True))
     places = [
-        float(place) for place in re.findall(r'<use [^>]*x="([\d.]+)"[^>]*var\(--series-1\)', drawn)
+        float(place)
+        for place in re.findall(r'<use [^>]*x="([\d.]+)"[^>]*var\(--series-1\)', drawn)
     ]
     found = re.findall(
-        r'<rect x="(\S+)" y="\S+" width="(\S+)" height="\S+" fill="none" pointer-events', drawn
+        r'<rect x="(\S+)" y="\S+" width="(\S+)" height="\S+" fill="none" pointer-events',
+        drawn,
     )
     strips = [(float(left), float(width)) for left, width in found]
     assert len(places) == len(x) and all(width > 0 for _, width in strips)
     assert all(
-        left <= place <= left + width for place, (left, width) in zip(places, strips, strict=True)
+        left <= place <= left + width
+        for place, (left, width) in zip(places, strips, strict=True)
     )
 
 
 def test_no_colour_but_the_page_s_own():
     drawn = figure(
         Chart(
-            "loss", [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")], marks=[1.5]
+            "loss",
+            [Curve("a", [1, 2], [1, 2]), Curve("level", [0], [1.5], "level")],
+            marks=[1.5],
         )
     )
     assert not re.findall(r"#[0-9a-fA-F]{6}", drawn)
@@ -80,7 +87,9 @@ def test_the_same_values_give_the_same_bytes():
 
 
 def test_every_metric_that_names_a_chart_is_in_it_and_alone_there_it_is_compared():
-    metrics = {name: metric for name, metric in metrics_of(TrainLine).items() if metric.chart}
+    metrics = {
+        name: metric for name, metric in metrics_of(TrainLine).items() if metric.chart
+    }
     line = TrainLine.model_validate({"step": 1, **dict.fromkeys(metrics, 1)})
     runs = [SimpleNamespace(name=name, trained=[line]) for name in ("one", "two")]
     of_run = {chart.title: chart for chart in charts_of_metrics(runs[:1], [7])}
@@ -94,4 +103,7 @@ def test_every_metric_that_names_a_chart_is_in_it_and_alone_there_it_is_compared
         if metric.curve:
             assert metric.chart not in of_both
         else:
-            assert [curve.label for curve in of_both[metric.chart].curves] == ["one", "two"]
+            assert [curve.label for curve in of_both[metric.chart].curves] == [
+                "one",
+                "two",
+            ]

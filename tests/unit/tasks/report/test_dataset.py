@@ -32,12 +32,24 @@ def test_counts_lengths_tables_and_text_are_shown(built, dataset, data):
         lengths = shown.document_tokens
         assert (shown.documents, shown.tokens) == (stated.documents, stated.tokens)
         assert (
-            1 < lengths.shortest <= lengths.p5 <= lengths.median <= lengths.p95 <= lengths.longest
+            1
+            < lengths.shortest
+            <= lengths.p5
+            <= lengths.median
+            <= lengths.p95
+            <= lengths.longest
         )
         assert shown.bytes_per_token == pytest.approx(shown.bytes / shown.tokens)
-    assert sorted(table.sequence_length for table in summary.row_tables.values()) == [16, 20]
+    assert sorted(table.sequence_length for table in summary.row_tables.values()) == [
+        16,
+        20,
+    ]
     assert len(summary.samples) == 3 and all(summary.samples)
-    assert (summary.license, summary.vocab_size, summary.dtype) == ("not stated", 300, "uint16")
+    assert (summary.license, summary.vocab_size, summary.dtype) == (
+        "not stated",
+        300,
+        "uint16",
+    )
 
 
 def test_samples_are_rows_as_text(dataset, corpus):
@@ -48,7 +60,9 @@ def test_samples_are_rows_as_text(dataset, corpus):
     assert len(first) > 5 and first in texts
 
 
-def test_only_complete_tables_of_a_complete_dataset_are_described(built, dataset, row_table, data):
+def test_only_complete_tables_of_a_complete_dataset_are_described(
+    built, dataset, row_table, data
+):
     home, reference = built
     other = preprocess(data(sequence_length=20), home).row_table
     (dataset / "chunks" / other / "train.rows.npy").unlink()
@@ -91,7 +105,9 @@ def test_nothing_in_its_tables_is_raw_python(text):
     assert rows and not [
         row
         for row in rows
-        if set("{}[]") & set(row) or "None" in row or "_" in row.replace("`", "").split("/")[0]
+        if set("{}[]") & set(row)
+        or "None" in row
+        or "_" in row.replace("`", "").split("/")[0]
     ]
 
 
@@ -104,7 +120,9 @@ def test_rows_of_several_sources_are_in_the_table_of_rows(parts):
     }
     shown = markdown(dataset_document(changed(dataset, row_tables=tables)))
     assert (
-        "| of prose | 5 | 5 |" in shown and "| of code | 1,234 |" in shown and "name=" not in shown
+        "| of prose | 5 | 5 |" in shown
+        and "| of code | 1,234 |" in shown
+        and "name=" not in shown
     )
 
 
@@ -126,7 +144,9 @@ def test_skipped_documents_are_counted_by_reason(parts):
 
 def test_a_dataset_as_a_page(built, dataset, read_page):
     home, reference = built
-    page = read_page(as_page(measured_dataset(dataset, verify(reference, home, "deep"))))
+    page = read_page(
+        as_page(measured_dataset(dataset, verify(reference, home, "deep")))
+    )
     documents = reference.train.documents + reference.validation.documents
     for words in (
         f"documents {documents:,}",
@@ -146,14 +166,19 @@ def test_packed_rows_are_drawn_by_how_full_they_are(built, data, read_page):
     reference = preprocess(data(packing="best_fit"), home)
     page = read_page(as_page(measured_dataset(home / reference.path)))
     assert page.elements.count("svg") == 4 and "all checks passed" not in page.text
-    assert f"Fraction of a sequence that is no padding ({reference.row_table})" in page.text
+    assert (
+        f"Fraction of a sequence that is no padding ({reference.row_table})"
+        in page.text
+    )
 
 
 def test_tokens_are_counted(built, dataset, monkeypatch):
     _, reference = built
     content = read_dataset(dataset).content
     counts = training_counts(dataset, content)
-    assert counts.sum() == reference.train.tokens and len(counts) == reference.vocab_size
+    assert (
+        counts.sum() == reference.train.tokens and len(counts) == reference.vocab_size
+    )
     assert counts[content.eos_id] == reference.train.documents
     shares = counts[counts > 0] / counts.sum()
     assert -(shares * np.log2(shares)).sum() == pytest.approx(

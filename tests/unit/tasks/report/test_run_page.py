@@ -23,7 +23,11 @@ def test_a_command_on_the_page_can_be_pasted_into_a_shell(make_run, tmp_path):
     folder = make_run().rename(tmp_path / "my runs; $HOME")
     text = markdown(run_document(RunReader(folder)))
     (command,) = re.findall("`(tensorboard .*)`", text)
-    assert shlex.split(command) == ["tensorboard", "--logdir", str(folder / "tensorboard")]
+    assert shlex.split(command) == [
+        "tensorboard",
+        "--logdir",
+        str(folder / "tensorboard"),
+    ]
 
 
 def test_a_report_is_printed_where_its_page_cannot_be_written(make_run, capsys):
@@ -37,7 +41,9 @@ def test_a_report_is_printed_where_its_page_cannot_be_written(make_run, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     printed = capsys.readouterr()
-    assert code == 0 and json.loads(printed.out)["step"] == 60 and "--html" in printed.err
+    assert (
+        code == 0 and json.loads(printed.out)["step"] == 60 and "--html" in printed.err
+    )
     assert not (folder / "report.html").exists()
 
 
@@ -45,9 +51,9 @@ def test_a_finished_run(make_run, read_page):
     folder = make_run(gates=[[0.2, 0.3], [0.5]])
     paths = write_report(folder)
     written = (folder / "report.html").read_text()
-    assert 'http-equiv="refresh"' not in written and "<title>step 60\ntraining " in written, (
-        "values under the pointer"
-    )
+    assert (
+        'http-equiv="refresh"' not in written and "<title>step 60\ntraining " in written
+    ), "values under the pointer"
     page = read_page(written)
     for words in (
         "finished; step 60 of 60",
@@ -63,7 +69,9 @@ def test_a_finished_run(make_run, read_page):
         "ab12",
     ):
         assert words in page.text, words
-    assert page.elements.count("svg") == 7  # loss, bits a byte, rate, norm, speed, seconds, gates
+    assert (
+        page.elements.count("svg") == 7
+    )  # loss, bits a byte, rate, norm, speed, seconds, gates
     assert paths == (folder / "loss.png", folder / "report.html")
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -101,7 +109,9 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     for place, share, seconds in ((0, 0.05, 10.0), (-3, None, 0.5), (-2, 0.9, 0.1)):
         lines[place] = changed(lines[place], mfu=share, step_time=seconds)
     run.metrics.write_text("".join(line.model_dump_json() + "\n" for line in lines))
-    run.samples.write_text(json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te')
+    run.samples.write_text(
+        json.dumps({"step": 20, "text": "early words"}) + '\n{"step": 40, "te'
+    )
     cell = {
         "length": 90,
         "tokens": 90,
@@ -110,11 +120,18 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
         "right_by_token": (0.5, 1.0),
     }
     cells = tuple(
-        PasskeyResult(**cell, boundaries=ends, found=found) for ends, found in ((2, 1.0), (8, 0.5))
+        PasskeyResult(**cell, boundaries=ends, found=found)
+        for ends, found in ((2, 1.0), (8, 0.5))
     )
     about = {"run": "run", "checkpoint": "step-00000060", "step": 60, "device": "cpu"}
     passkey = PasskeyLine(
-        **about, kind="passkey", samples=2, seed=0, trained_length=64, memory=cells, no_memory=cells
+        **about,
+        kind="passkey",
+        samples=2,
+        seed=0,
+        trained_length=64,
+        memory=cells,
+        no_memory=cells,
     )
     loss = TextLoss(
         loss=1.0,
@@ -133,11 +150,26 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     write_report(folder)
     written = (folder / "report.html").read_text()
     page = read_page(written)
-    assert "What is read from memory" in page.text and "Norm of the memory" not in page.text
-    assert "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
-    assert page.elements.count("svg") == 12  # eight curves, gates, reads, distances, parts
-    assert "MFU 20.0%" in page.text and "Parameter norm" in page.text and "layer 1" in page.text
-    assert page.text.index("Step 60") < page.text.index("Step 20") < page.text.index("early words")
+    assert (
+        "What is read from memory" in page.text
+        and "Norm of the memory" not in page.text
+    )
+    assert (
+        "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
+    )
+    assert (
+        page.elements.count("svg") == 12
+    )  # eight curves, gates, reads, distances, parts
+    assert (
+        "MFU 20.0%" in page.text
+        and "Parameter norm" in page.text
+        and "layer 1" in page.text
+    )
+    assert (
+        page.text.index("Step 60")
+        < page.text.index("Step 20")
+        < page.text.index("early words")
+    )
 
 
 def test_a_row_table_of_another_run_is_not_described(make_run):
@@ -147,7 +179,10 @@ def test_a_row_table_of_another_run_is_not_described(make_run):
     lineage = run.require_lineage()
     run.write(
         run.lineage,
-        changed(lineage, dataset=changed(lineage.dataset, row_table_digest="blake3:" + "0" * 64)),
+        changed(
+            lineage,
+            dataset=changed(lineage.dataset, row_table_digest="blake3:" + "0" * 64),
+        ),
     )
     assert RunReader(folder).dataset is None
 
@@ -164,8 +199,12 @@ class _Counted(list[SampleLine]):
 
 def test_samples_are_gone_through_once():
     samples = _Counted(
-        SampleLine(step=step, prompt=prompt, text="") for step in range(20) for prompt in "ab"
+        SampleLine(step=step, prompt=prompt, text="")
+        for step in range(20)
+        for prompt in "ab"
     )
     newest_first = [(sample.step, sample.prompt) for sample in _newest_first(samples)]
-    assert newest_first == [(step, prompt) for step in reversed(range(20)) for prompt in "ab"]
+    assert newest_first == [
+        (step, prompt) for step in reversed(range(20)) for prompt in "ab"
+    ]
     assert samples.times <= 1

@@ -20,6 +20,8 @@ def test_a_resolved_run_is_read_as_it_was_written_without_its_secrets(tmp_path):
     write_attempt_plan(tmp_path, attempt)
     assert "sesame" not in attempt_plan_path(tmp_path).read_text()
     found = read_attempt_plan(tmp_path)
-    assert found.plan.env == found.config.environment.env == env | {"WANDB_API_KEY": "***"}
+    assert (
+        found.plan.env == found.config.environment.env == env | {"WANDB_API_KEY": "***"}
+    )
     masked = {"plan": attempt.plan, "config": attempt.config}
     assert found.model_copy(update=masked) == attempt

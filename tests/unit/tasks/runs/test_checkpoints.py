@@ -51,7 +51,10 @@ def test_the_newest_whole_one_serves_and_damaged_ones_are_kept_aside(folder, cap
         "step-00000030.damaged-1",
         "step-00000020.damaged-1",
     }
-    assert "step-00000030 is damaged" in caplog.text and "step-00000020 is damaged" in caplog.text
+    assert (
+        "step-00000030 is damaged" in caplog.text
+        and "step-00000020 is damaged" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
@@ -66,12 +69,15 @@ def test_damaged_ones_that_may_not_be_moved_stay_and_the_next_one_serves(
     monkeypatch.setattr(checkpoints, "move_aside", refuse)
     damage(checkpoint_path(folder, 30))
     damage(checkpoint_path(folder, 20))
-    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 10) and steps(
-        folder
-    ) == [30, 20, 10]
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(
+        folder, 10
+    ) and steps(folder) == [30, 20, 10]
     for step in (30, 20):
         assert f"step-000000{step} is damaged" in caplog.text
-    assert f"cannot be moved aside ({os.strerror(code)}); the next one is used" in caplog.text
+    assert (
+        f"cannot be moved aside ({os.strerror(code)}); the next one is used"
+        in caplog.text
+    )
     assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 10)
 
 
@@ -93,7 +99,9 @@ def test_one_that_was_moved_to_another_disk_behind_a_link_serves(folder, tmp_pat
     add_checkpoint(folder, 40)
     point_and_prune(folder, keep=1)
     assert steps(folder) == [40, 20] and not checkpoint_path(folder, 30).is_symlink()
-    assert check(disk, "checkpoint", checksums=True), "what a person moved is not deleted"
+    assert check(disk, "checkpoint", checksums=True), (
+        "what a person moved is not deleted"
+    )
 
 
 def test_a_checkpoint_that_cannot_be_deleted_ends_no_training(tmp_path, monkeypatch):
@@ -134,7 +142,9 @@ def test_latest_and_best_are_names_where_no_link_can_be_made(folder, monkeypatch
 
     monkeypatch.setattr(os, "symlink", refuse)
     point_and_prune(folder, keep=3)
-    assert not os.path.lexists(folder / "latest") and not os.path.lexists(folder / "best")
+    assert not os.path.lexists(folder / "latest") and not os.path.lexists(
+        folder / "best"
+    )
     other = folder / "other"
     for name, step in (("latest", 30), ("best", 20)):
         chosen = choose_and_abandon_newer(other, str(folder / name), None)
@@ -147,12 +157,15 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_next_best(folder, caplog):
     damage(checkpoint_path(folder, 20))
     assert choose_and_abandon_newer(folder, "best", None) == checkpoint_path(folder, 10)
     assert (
-        "step-00000020 is damaged" in caplog.text and (folder / "step-00000020.damaged-1").is_dir()
+        "step-00000020 is damaged" in caplog.text
+        and (folder / "step-00000020.damaged-1").is_dir()
     )
     assert [path.name for path in (folder / "abandoned").iterdir()] == ["step-00000030"]
 
 
-def test_one_that_is_pruned_while_it_is_verified_gives_way_to_the_newer(folder, monkeypatch):
+def test_one_that_is_pruned_while_it_is_verified_gives_way_to_the_newer(
+    folder, monkeypatch
+):
     """As `evaluate` meets it beside a training that keeps one checkpoint."""
 
     def pruned_meanwhile(path: Path, kind: str, checksums: bool) -> AnyManifest:
@@ -185,7 +198,9 @@ def test_steps_beyond_eight_digits_still_order(folder):
     add_checkpoint(folder, 99_999_999)
     add_checkpoint(folder, 100_000_000)
     assert latest_step(folder) == 100_000_000
-    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(folder, 100_000_000)
+    assert newest_with_damaged_moved_aside(folder) == checkpoint_path(
+        folder, 100_000_000
+    )
 
 
 def test_rules(folder, tmp_path):
@@ -213,9 +228,9 @@ def test_going_back_moves_newer_ones_to_abandoned_once(folder):
         "step-00000030",
     ]
     add_checkpoint(folder, 20)
-    assert choose_and_abandon_newer(folder, str(wanted), str(wanted)) == checkpoint_path(
-        folder, 20
-    ), "the second time the same command carries on"
+    assert choose_and_abandon_newer(
+        folder, str(wanted), str(wanted)
+    ) == checkpoint_path(folder, 20), "the second time the same command carries on"
 
 
 def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
@@ -227,7 +242,9 @@ def test_another_runs_checkpoint_starts_a_new_run_only(folder, tmp_path):
         "an attempt that saved nothing does not forget it"
     )
     add_checkpoint(mine, 25)
-    assert choose_and_abandon_newer(mine, str(theirs), str(theirs)) == checkpoint_path(mine, 25)
+    assert choose_and_abandon_newer(mine, str(theirs), str(theirs)) == checkpoint_path(
+        mine, 25
+    )
     with pytest.raises(ConfigError, match="another run"):
         choose_and_abandon_newer(mine, str(theirs), None)
 
@@ -245,7 +262,9 @@ def test_a_copy_under_another_number_is_not_a_checkpoint(folder, caplog):
 
 
 def test_a_renamed_copy_is_still_valid(folder, tmp_path):
-    copy = Path(shutil.copytree(checkpoint_path(folder, 20), tmp_path / "kept" / "the good one"))
+    copy = Path(
+        shutil.copytree(checkpoint_path(folder, 20), tmp_path / "kept" / "the good one")
+    )
     (tmp_path / "mine").mkdir()
     assert choose_and_abandon_newer(tmp_path / "mine", str(copy), None) == copy
     within = checkpoint_path(folder, 20).rename(folder / "step-20-renamed")
@@ -260,7 +279,9 @@ def test_going_back_moves_damaged_ones_away_too(folder, resume):
     (checkpoint_path(folder, 40) / "weights").write_bytes(b"short")
     wanted = checkpoint_path(folder, 20)
     assert (
-        choose_and_abandon_newer(folder, "best" if resume == "best" else str(wanted), None)
+        choose_and_abandon_newer(
+            folder, "best" if resume == "best" else str(wanted), None
+        )
         == wanted
     )
     assert {path.name for path in folder.iterdir()} - {"latest", "best"} == {
@@ -287,9 +308,9 @@ def test_pointers_follow_when_the_run_goes_back(folder):
     add_checkpoint(folder, 40, 0.5)
     point_and_prune(folder, keep=4)
     checkpoints.abandon_newer(folder, 10)
-    assert {name: (folder / name).readlink().name for name in ("latest", "best")} == dict.fromkeys(
-        ("latest", "best"), "step-00000010"
-    )
+    assert {
+        name: (folder / name).readlink().name for name in ("latest", "best")
+    } == dict.fromkeys(("latest", "best"), "step-00000010")
     checkpoints.abandon_newer(folder, 0)
     assert not [path for path in folder.iterdir() if path.is_symlink()]
 
@@ -302,7 +323,9 @@ def test_a_step_that_is_saved_again_always_has_a_valid_checkpoint(folder):
     chosen = newest_with_damaged_moved_aside(folder)
     assert chosen is not None and chosen.name == "step-000000030"
     add_checkpoint(folder, 30, 0.5)
-    set_aside(checkpoint_path(folder, 30))  # as the attempt after one that was killed here
+    set_aside(
+        checkpoint_path(folder, 30)
+    )  # as the attempt after one that was killed here
     add_checkpoint(folder, 30, 0.5)
     point_and_prune(folder, keep=4)
     assert steps(folder) == [30, 20, 10]

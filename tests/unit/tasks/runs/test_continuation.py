@@ -24,7 +24,9 @@ def expected(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
     if whole.startswith(alone):
         return whole[len(alone) :]
     names = [tokenizer.id_to_token(token) for token in prompt]
-    trailing = next((n for n, name in enumerate(reversed(names)) if name not in BYTES), len(names))
+    trailing = next(
+        (n for n, name in enumerate(reversed(names)) if name not in BYTES), len(names)
+    )
     assert trailing
     return whole[len(tokenizer.decode(prompt[:-trailing])) + trailing :]
 
@@ -32,8 +34,14 @@ def expected(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
 def continuation(tokenizer: Tokenizer, choose: random.Random) -> list[int]:
     """Any tokens: of text, cut anywhere; byte tokens; special ones, and IDs that are of no token."""
     size, tokens = tokenizer.get_vocab_size(), list[int]()
-    special = [id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
-    some_bytes = [id for byte in BYTES if (id := tokenizer.token_to_id(byte)) is not None]
+    special = [
+        id
+        for id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    ]
+    some_bytes = [
+        id for byte in BYTES if (id := tokenizer.token_to_id(byte)) is not None
+    ]
     while len(tokens) < choose.randrange(1, 24):
         ids = tokenizer.encode(choose.choice(TEXTS), add_special_tokens=False).ids
         first = choose.randrange(len(ids) + 1)
@@ -53,7 +61,9 @@ def continuation(tokenizer: Tokenizer, choose: random.Random) -> list[int]:
 def test_pieces_join_to_the_decoding_of_prompt_and_continuation(kind):
     tokenizer, choose = of_kind(kind), random.Random(kind)
     for _ in range(150):
-        prompt = tokenizer.encode(choose.choice(PROMPTS), add_special_tokens=False).ids or [0]
+        prompt = tokenizer.encode(
+            choose.choice(PROMPTS), add_special_tokens=False
+        ).ids or [0]
         tokens, written, finals = (
             continuation(tokenizer, choose),
             Continuation(tokenizer, prompt),
@@ -62,7 +72,9 @@ def test_pieces_join_to_the_decoding_of_prompt_and_continuation(kind):
         for number, token in enumerate(tokens, start=1):
             written.add(token)
             finals.append(written.final)
-            assert written.final + written.open == expected(tokenizer, prompt, tokens[:number]), (
+            assert written.final + written.open == expected(
+                tokenizer, prompt, tokens[:number]
+            ), (
                 prompt,
                 tokens,
             )
@@ -73,8 +85,12 @@ def test_pieces_join_to_the_decoding_of_prompt_and_continuation(kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "speech"])
 def test_whole_characters_are_written_at_once(kind):
     tokenizer = of_kind(kind)
-    written = Continuation(tokenizer, tokenizer.encode("The river", add_special_tokens=False).ids)
-    for token in tokenizer.encode("runs past the old mill", add_special_tokens=False).ids:
+    written = Continuation(
+        tokenizer, tokenizer.encode("The river", add_special_tokens=False).ids
+    )
+    for token in tokenizer.encode(
+        "runs past the old mill", add_special_tokens=False
+    ).ids:
         written.add(token)
         assert not written.open
     assert written.final.split() == ["runs", "past", "the", "old", "mill"]

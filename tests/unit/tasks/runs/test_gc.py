@@ -38,7 +38,9 @@ def paths(found: Collected) -> list[str]:
 @pytest.fixture
 def home(make_run, built):
     make_run()
-    shutil.rmtree(built[0] / "units")  # the copy of the home has none that a dataset links to
+    shutil.rmtree(
+        built[0] / "units"
+    )  # the copy of the home has none that a dataset links to
     return built[0]
 
 
@@ -49,11 +51,15 @@ def half_saved(home) -> Path:
 
 
 def test_nothing_to_do_in_a_home_without_leftovers(home):
-    assert collect(home, ALL, yes=True) == Collected(removed=True, bytes=0, files=(), in_use=())
+    assert collect(home, ALL, yes=True) == Collected(
+        removed=True, bytes=0, files=(), in_use=()
+    )
     assert collect(home / "nowhere", ALL, yes=False).files == ()
 
 
-def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, dataset, row_table):
+def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(
+    home, dataset, row_table
+):
     run = home / "runs" / "run"
     add_checkpoint(run / "checkpoints", 80)
     add_checkpoint(run / "checkpoints", 100)
@@ -70,7 +76,11 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(home, dataset, 
     half.write_text("{")
     expected = sorted(path.relative_to(home).as_posix() for path in [*left, half])
     listed = collect(home, ALL, yes=False)
-    assert paths(listed) == expected and listed.bytes > 2000 and all(path.exists() for path in left)
+    assert (
+        paths(listed) == expected
+        and listed.bytes > 2000
+        and all(path.exists() for path in left)
+    )
     assert paths(collect(home, ALL, yes=True)) == expected
     assert not any(path.exists() for path in [*left, half])
     assert paths(collect(home, ALL, yes=False)) == []
@@ -96,13 +106,17 @@ def test_space_is_freed_on_a_full_disk(home, half_saved):
         found = collect(home, ALL, yes=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert paths(found) == [half_saved.relative_to(home).as_posix()] and not half_saved.exists()
+    assert (
+        paths(found) == [half_saved.relative_to(home).as_posix()]
+        and not half_saved.exists()
+    )
 
 
 def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monkeypatch):
     """As NFS answers while another process reads a file of it."""
     first, second = (
-        staging(home / "runs" / "run" / "checkpoints" / f"step-0000012{digit}") for digit in "01"
+        staging(home / "runs" / "run" / "checkpoints" / f"step-0000012{digit}")
+        for digit in "01"
     )
     rmtree = shutil.rmtree
 
@@ -119,7 +133,9 @@ def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monke
     ] and first.exists()
 
 
-def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkeypatch, half_saved):
+def test_a_run_of_another_user_hides_no_other_and_is_kept(
+    home, make_run, monkeypatch, half_saved
+):
     theirs, read_bytes = make_run("theirs") / "lineage.json", Path.read_bytes
 
     def refuse(path: Path) -> bytes:
@@ -135,7 +151,10 @@ def test_a_run_of_another_user_hides_no_other_and_is_kept(home, make_run, monkey
 
 
 def test_younger_files_are_kept(home, half_saved):
-    assert paths(collect(home, Rules(older_than=3600), yes=True)) == [] and half_saved.exists()
+    assert (
+        paths(collect(home, Rules(older_than=3600), yes=True)) == []
+        and half_saved.exists()
+    )
 
 
 def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch, half_saved):
@@ -157,7 +176,10 @@ def test_files_that_vanish_meanwhile_are_ignored(home, monkeypatch, half_saved):
 
 def test_locked_folders_are_kept(home, dataset, half_saved):
     half, key = staging(dataset), dataset.name.rpartition("-")[2]
-    with Lock(home / "runs" / "run" / "lock"), Lock(home / "locks" / f"dataset-{key}.lock"):
+    with (
+        Lock(home / "runs" / "run" / "lock"),
+        Lock(home / "locks" / f"dataset-{key}.lock"),
+    ):
         for yes in (False, True):
             record = collect(home, ALL, yes)
             assert record.files == () and len(record.in_use) == 2
@@ -171,7 +193,8 @@ def test_the_newest_best_and_permanent_checkpoints_stay(home):
         add_checkpoint(folder.checkpoints, step, loss)
     lineage = folder.require_lineage()
     folder.write(
-        folder.lineage, changed(lineage, train=changed(lineage.train, save_permanent_every=40))
+        folder.lineage,
+        changed(lineage, train=changed(lineage.train, save_permanent_every=40)),
     )
     record = collect(home, Rules(0.0, keep_checkpoints=2), yes=True)
     gone = [f"runs/run/checkpoints/step-000000{step}" for step in (10, 20)]
@@ -187,7 +210,9 @@ def test_the_checkpoint_that_another_run_was_started_from_stays(home, make_run):
     assert f"{start.relative_to(home)}" in paths(
         collect(home, Rules(0.0, keep_checkpoints=2), yes=False)
     )
-    other.write(other.lineage, changed(other.require_lineage(), resumed_from=str(start)))
+    other.write(
+        other.lineage, changed(other.require_lineage(), resumed_from=str(start))
+    )
     left = paths(collect(home, Rules(0.0, keep_checkpoints=2), yes=True))
     assert left == ["runs/other/checkpoints/step-00000020"] and start.exists()
 
@@ -197,12 +222,22 @@ def test_a_dataset_is_deleted_only_on_request_and_when_unreferenced(home, datase
     assert collect(home, rules, yes=True).files == ()
     shutil.rmtree(home / "runs")
     assert collect(home, ALL, yes=True).files == () and dataset.exists()
-    assert paths(collect(home, rules, yes=True)) == [dataset.relative_to(home).as_posix()]
+    assert paths(collect(home, rules, yes=True)) == [
+        dataset.relative_to(home).as_posix()
+    ]
     assert not dataset.exists() and not (home / "datasets" / "latest").is_symlink()
 
 
 @pytest.mark.parametrize(
-    "moved", ["runs", "runs/run", "datasets", "datasets/{dataset}", "units", "runs/run/checkpoints"]
+    "moved",
+    [
+        "runs",
+        "runs/run",
+        "datasets",
+        "datasets/{dataset}",
+        "units",
+        "runs/run/checkpoints",
+    ],
 )
 def test_what_was_moved_to_another_disk_behind_a_link_is_used(
     make_run, data, built, dataset, tmp_path, moved
@@ -227,13 +262,20 @@ def test_runs_are_listed_the_last_one_first(home, make_run):
     for file in other.iterdir():
         os.utime(file, (old, old))
     first, second = list_runs(home)
-    assert (first.run, first.state, first.step, first.max_steps) == ("run", "finished", 60, 60)
+    assert (first.run, first.state, first.step, first.max_steps) == (
+        "run",
+        "finished",
+        60,
+        60,
+    )
     assert (second.run, second.state, second.step) == ("other", "stopped", 20)
     assert second.age == pytest.approx(5000, abs=60) and second.bytes > 1000
     assert second.validation_loss == pytest.approx(5.9)
 
 
-def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_path, small_parts):
+def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(
+    data, tmp_path, small_parts
+):
     reference = preprocess(data(), tmp_path)
     assert not [
         path
@@ -252,11 +294,17 @@ def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_pat
     half = staging(tmp_path / units[0])
     shutil.rmtree(tmp_path / reference.path)
     with Lock(tmp_path / "locks" / "prepare-0123456789ab.lock"):
-        assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
+        assert (
+            collect(tmp_path, ALL, yes=True).files == ()
+            and (tmp_path / units[0]).exists()
+        )
     with Lock(
         tmp_path / "locks" / "units.lock", shared=True
     ):  # a preparation that began since the list was made
-        assert collect(tmp_path, ALL, yes=True).files == () and (tmp_path / units[0]).exists()
+        assert (
+            collect(tmp_path, ALL, yes=True).files == ()
+            and (tmp_path / units[0]).exists()
+        )
     assert len(units) > 3
     assert paths(collect(tmp_path, ALL, yes=True)) == sorted(
         [*units, *notes, half.relative_to(tmp_path).as_posix()]
@@ -265,13 +313,17 @@ def test_unlinked_units_and_notes_go_unless_text_is_being_prepared(data, tmp_pat
     assert preprocess(data(), tmp_path) == reference
 
 
-def test_a_home_is_gone_through_once_for_each_lock_and_not_for_each_file(home, monkeypatch):
+def test_a_home_is_gone_through_once_for_each_lock_and_not_for_each_file(
+    home, monkeypatch
+):
     """Of 2,000 units that no dataset has, all manifests would be read 2,000 times."""
     for number in range(9):
         (home / "units" / "parts").mkdir(parents=True, exist_ok=True)
         (home / "units" / "parts" / f"{number}.json").write_text("{}")
     listed, leftovers = list[Path](), gc.leftovers
     monkeypatch.setattr(
-        gc, "leftovers", lambda home, rules: [listed.append(home), leftovers(home, rules)][1]
+        gc,
+        "leftovers",
+        lambda home, rules: [listed.append(home), leftovers(home, rules)][1],
     )
     assert len(collect(home, ALL, yes=True).files) == 9 and len(listed) == 2

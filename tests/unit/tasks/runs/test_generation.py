@@ -13,7 +13,11 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.lineage import Conversation, InitialWeights
-from infini_llama.tasks.runs.generation import Writer, generate, warn_beyond_trained_length
+from infini_llama.tasks.runs.generation import (
+    Writer,
+    generate,
+    warn_beyond_trained_length,
+)
 from infini_llama.tasks.runs.load import dataset_of, load_run
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
@@ -25,8 +29,12 @@ END = 0
 def tokenizer():
     """A token a byte, and one that ends a text."""
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({"<end>": 0} | {byte: i + 1 for i, byte in enumerate(bytes_)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made = Tokenizer(
+        models.BPE({"<end>": 0} | {byte: i + 1 for i, byte in enumerate(bytes_)}, [])
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     made.decoder = decoders.ByteLevel()
     return made
 
@@ -47,9 +55,9 @@ class Scripted(Llama):
 
     def prefill(self, *arguments, **options):
         self.begun += 1
-        return self._scores()[self.begun - 1 : self.begun], super().prefill(*arguments, **options)[
-            1
-        ]
+        return self._scores()[self.begun - 1 : self.begun], super().prefill(
+            *arguments, **options
+        )[1]
 
     def decode(self, *_arguments):
         self.step += 1
@@ -57,7 +65,9 @@ class Scripted(Llama):
 
 
 def written(tokenizer, texts, stops=(), length=200):
-    writer = Writer(Scripted(tokenizer, *texts), tokenizer, [[1]] * len(texts), (END,), stops)
+    writer = Writer(
+        Scripted(tokenizer, *texts), tokenizer, [[1]] * len(texts), (END,), stops
+    )
     pieces = [""] * len(texts)
     for row, piece in writer.write(length, Sampling()):
         assert piece
@@ -68,7 +78,12 @@ def written(tokenizer, texts, stops=(), length=200):
 
 def test_a_stop_string_ends_a_text_wherever_tokens_part_it(tokenizer):
     texts = ["one\n\ntwo", "no stop here", "a\nb\n\n", "\n\n"]
-    assert written(tokenizer, texts, ("\n\n",)).texts == ["one", "no stop here", "a\nb", ""]
+    assert written(tokenizer, texts, ("\n\n",)).texts == [
+        "one",
+        "no stop here",
+        "a\nb",
+        "",
+    ]
 
 
 def test_the_first_of_several_stop_strings_counts(tokenizer):
@@ -78,7 +93,9 @@ def test_the_first_of_several_stop_strings_counts(tokenizer):
 
 def test_text_that_only_starts_like_a_stop_string_is_shown(tokenizer):
     assert written(tokenizer, ["ab STO"], ("STOP",)).texts == ["ab STO"]
-    assert written(tokenizer, ["ab STO and more"], ("STOP",), length=6).texts == ["ab STO"]
+    assert written(tokenizer, ["ab STO and more"], ("STOP",), length=6).texts == [
+        "ab STO"
+    ]
 
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
@@ -99,7 +116,9 @@ def test_text_pieces_are_emitted_as_soon_as_they_are_final(tokenizer):
     assert [piece for _, piece in writer.write(50, Sampling())] == ["a", "b", "STx"]
 
 
-def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(run_of, capsys):
+def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(
+    run_of, capsys
+):
     run = RunFolder(run_of()[0])
     command = [
         "generate",
@@ -118,7 +137,10 @@ def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(run_
     ends = tuple(token for token in others if token != first)
     assert ends
     initial = InitialWeights(
-        path="theirs", digest="", vocab_size=0, conversation=Conversation(end_tokens=ends)
+        path="theirs",
+        digest="",
+        vocab_size=0,
+        conversation=Conversation(end_tokens=ends),
     )
     run.write(run.lineage, changed(run.require_lineage(), init_from=initial))
     assert main(command) == 0
@@ -137,7 +159,10 @@ def test_a_text_ends_at_each_end_token_of_the_model_that_the_run_began_from(run_
 
 def test_control_characters_are_printed_escaped(run_of, capsys):
     run, _ = run_of()
-    assert main(["generate", str(run), "--prompt", "a\x1b[31mb", "--max-new-tokens", "2"]) == 0
+    assert (
+        main(["generate", str(run), "--prompt", "a\x1b[31mb", "--max-new-tokens", "2"])
+        == 0
+    )
     assert (
         main(
             [
@@ -154,11 +179,15 @@ def test_control_characters_are_printed_escaped(run_of, capsys):
         == 0
     )
     printed = capsys.readouterr()
-    assert printed.out.count("a\\x1b[31mb") == 2 and "\x1b" not in printed.out + printed.err
+    assert (
+        printed.out.count("a\\x1b[31mb") == 2
+        and "\x1b" not in printed.out + printed.err
+    )
 
 
 @pytest.mark.parametrize(
-    ("given", "code"), [(("--prompt", "a\udcff"), 64), (("--max-new-tokens", "1" + "0" * 15), 71)]
+    ("given", "code"),
+    [(("--prompt", "a\udcff"), 64), (("--max-new-tokens", "1" + "0" * 15), 71)],
 )
 def test_what_cannot_be_generated_ends_with_its_own_code(run_of, capsys, given, code):
     run, _ = run_of()
@@ -167,7 +196,8 @@ def test_what_cannot_be_generated_ends_with_its_own_code(run_of, capsys, given, 
 
 
 @pytest.mark.parametrize(
-    ("attention", "new", "warned"), [("softmax", 63, 0), ("softmax", 64, 1), ("local", 64, 0)]
+    ("attention", "new", "warned"),
+    [("softmax", 63, 0), ("softmax", 64, 1), ("local", 64, 0)],
 )
 def test_full_attention_beyond_its_trained_length_is_one_warning(
     run_of, tokenizer, caplog, attention, new, warned
@@ -175,5 +205,7 @@ def test_full_attention_beyond_its_trained_length_is_one_warning(
     run, _ = run_of()
     model = Llama(LlamaConfig(300, 8, 8, 1, 1, 1, 64, attention=attention))
     warn_beyond_trained_length(run, Writer(model, tokenizer, [[1], [1]], (END,)), new)
-    records = [record for record in caplog.records if record.name == "infini_llama.generate"]
+    records = [
+        record for record in caplog.records if record.name == "infini_llama.generate"
+    ]
     assert [record.message.count("64") for record in records] == [2] * warned

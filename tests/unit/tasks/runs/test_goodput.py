@@ -43,10 +43,13 @@ def story(
             from_step=from_step,
         ),
     )
-    (folder / LEDGER).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho')
+    (folder / LEDGER).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"cut sho'
+    )
     if seconds is not None:
         append_attempt(
-            run, AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds, **end)
+            run,
+            AttemptRecord(attempt=number, kind=kind, code=0, seconds=seconds, **end),
         )
 
 
@@ -70,14 +73,22 @@ def test_work_done_again_is_lost_and_the_parts_add_up(run):
     assert found.wall == 54.0 == pytest.approx(sum(found.parts().values()))
     assert found.down == 5.0 + 4.0
     assert found.start_up == 10.0 + 2.0 + 2.0
-    assert (found.training, found.save, found.data_wait) == (3.0 + 5.0, 0.5 + 1.0, 1.0 + 1.0)
+    assert (found.training, found.save, found.data_wait) == (
+        3.0 + 5.0,
+        0.5 + 1.0,
+        1.0 + 1.0,
+    )
     assert found.lost_work == (3.5 + 4.0 + 8.0) + 3.0
     assert found.ending == 1.0 and found.evaluation == 0.0
 
 
 @pytest.mark.parametrize("kept", [(1, 2), (0, 2), (0, 1), ()], ids=str)
 def test_lost_lines_of_a_ledger_are_named(run, caplog, kept):
-    lines = [line(0, 14.0, start=4.0), line(1, 16.0, compute=2.0), line(2, 19.0, compute=3.0)]
+    lines = [
+        line(0, 14.0, start=4.0),
+        line(1, 16.0, compute=2.0),
+        line(2, 19.0, compute=3.0),
+    ]
     story(run, 1, 10.0, 0, lines, 9.5, "done", step=2)
     assert goodput(run).training == 5.0 and caplog.text.count(LEDGER) == 1, (
         "only the line that was cut short"
@@ -99,7 +110,12 @@ def test_the_hundredth_attempt_comes_after_the_ninety_ninth(run):
     story(run, 99, 10.0, 0, [line(0, 14.0, compute=4.0)], 4.0, "preempted")
     story(run, 100, 20.0, 1, [line(1, 25.0, compute=5.0)], 5.0, "done")
     found = goodput(run)
-    assert (found.wall, found.down, found.lost_work, found.training) == (15.0, 6.0, 0.0, 9.0)
+    assert (found.wall, found.down, found.lost_work, found.training) == (
+        15.0,
+        6.0,
+        0.0,
+        9.0,
+    )
 
 
 def test_a_later_attempt_that_starts_anew_loses_everything_before(run):
@@ -116,16 +132,22 @@ def test_a_later_attempt_that_starts_anew_loses_everything_before(run):
     assert goodput(run, from_step=0, now=7.0).lost_work == 5.0
 
 
-def test_a_clock_that_goes_back_between_attempts_leaves_no_wall_time_below_its_parts(run):
+def test_a_clock_that_goes_back_between_attempts_leaves_no_wall_time_below_its_parts(
+    run,
+):
     story(run, 1, 100.0, 0, [line(0, 105.0, start=1.0, compute=4.0)], 6.0, "preempted")
     story(run, 2, 60.0, 1, [line(1, 70.0, start=2.0, compute=8.0)], 10.0, "done")
     found = goodput(run)
-    assert found.wall == sum(found.parts().values()) == 16.0 and found.share == 12.0 / 16.0
+    assert (
+        found.wall == sum(found.parts().values()) == 16.0 and found.share == 12.0 / 16.0
+    )
 
 
 def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
     before = Goodput(training=5.0, lost_work=2.0, wall=9.0)
-    began = StartTime(wall=1000.0, monotonic=time.monotonic() - 3.0, machine=this_machine())
+    began = StartTime(
+        wall=1000.0, monotonic=time.monotonic() - 3.0, machine=this_machine()
+    )
     ledger = Ledger(tmp_path / LEDGER, began, before)
     ledger.leave("start")
     ledger.leave("compute")
@@ -136,19 +158,25 @@ def test_a_ledger_counts_on_from_the_attempts_before(tmp_path):
         and spent.training >= 5.0
         and spent.lost_work == 2.0
     )
-    assert sum(spent.parts().values()) - 7.0 == pytest.approx(spent.wall - 9.0, abs=1e-6)
+    assert sum(spent.parts().values()) - 7.0 == pytest.approx(
+        spent.wall - 9.0, abs=1e-6
+    )
     written = json.loads((tmp_path / LEDGER).read_text())
     assert written["step"] == 4 and set(written["phases"]) == {"start", "compute"}
 
 
 def test_the_clock_of_a_supervisor_on_another_machine_is_not_used(tmp_path):
-    began = StartTime(wall=time.time() - 3.0, monotonic=time.monotonic() + 1e6, machine="another")
+    began = StartTime(
+        wall=time.time() - 3.0, monotonic=time.monotonic() + 1e6, machine="another"
+    )
     ledger = Ledger(tmp_path / LEDGER, began, Goodput())
     ledger.leave("start")
     assert ledger.spent().start_up == pytest.approx(3.0, abs=1.0)
 
 
-def test_neither_the_id_nor_the_record_of_attempts_is_read_for_each_attempt(run, monkeypatch):
+def test_neither_the_id_nor_the_record_of_attempts_is_read_for_each_attempt(
+    run, monkeypatch
+):
     """The ID goes through the folders of all attempts, of which a preempted run can have a thousand."""
     read_id = RunFolder.read_id
     ids, records = list[str](), list[RunFolder]()
@@ -162,7 +190,9 @@ def test_neither_the_id_nor_the_record_of_attempts_is_read_for_each_attempt(run,
             1.0,
             "failed",
         )
-    monkeypatch.setattr(RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1])
+    monkeypatch.setattr(
+        RunFolder, "read_id", lambda self: [ids.append(""), read_id(self)][1]
+    )
     monkeypatch.setattr(
         "infini_llama.tasks.runs.goodput.read_attempts",
         lambda of: records.append(of) or read_attempts(of),
@@ -174,7 +204,9 @@ def test_seconds_after_a_save_count_lost_attempts_and_no_start_up(run):
     assert seconds_after(run, 0) == 0.0
     first = [
         line(0, 114.0, start=10.0, data=1.0, compute=3.0),  # step 1
-        line(1, 118.0, evaluate=2.0, save=0.5, data=0.5, compute=3.0),  # its save, and step 2
+        line(
+            1, 118.0, evaluate=2.0, save=0.5, data=0.5, compute=3.0
+        ),  # its save, and step 2
         line(2, 123.0, evaluate=1.0, data=0.5, compute=2.5, samples=1.0),  # step 3
     ]
     story(run, 1, 100.0, 0, first, 30.0, "failed")

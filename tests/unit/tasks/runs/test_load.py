@@ -46,10 +46,14 @@ def test_a_checkpoint_pruned_while_read_is_not_returned(run_of, monkeypatch, par
     assert chosen == older and not newer.exists()
     assert all(
         bool((tensor == right).all())
-        for tensor, right in zip(model.parameters(), load_run(run)[0].parameters(), strict=True)
+        for tensor, right in zip(
+            model.parameters(), load_run(run)[0].parameters(), strict=True
+        )
     )
     copied(older, newer)
-    with pytest.raises(ConfigError, match=newer.name):  # one that was named is not replaced
+    with pytest.raises(
+        ConfigError, match=newer.name
+    ):  # one that was named is not replaced
         load_run(run, newer.name)
 
 
@@ -58,7 +62,9 @@ def test_checksums_of_a_checkpoint_are_computed_once(run_of, monkeypatch, by_nam
     (chosen,) = (run_of()[0] / "checkpoints").glob("step-*")
     read, checksum = [], artifacts.file_checksum
     monkeypatch.setattr(
-        artifacts, "file_checksum", lambda path: read.append(path.name) or checksum(path)
+        artifacts,
+        "file_checksum",
+        lambda path: read.append(path.name) or checksum(path),
     )
     load_run(chosen.parents[1], chosen.name if by_name else "latest")
     assert sorted(read) == ["rank-00000.bin", "tensors.json", "train_state.json"]
@@ -75,7 +81,9 @@ def test_a_run_that_was_moved_behind_a_link_is_found_by_both_names(
     expected = load_run(run).checkpoint.name
     for folder in (run, run.resolve()):
         assert find(str(folder)) == folder
-        assert dataset_of(folder).is_dir() and load_run(folder).checkpoint.name == expected
+        assert (
+            dataset_of(folder).is_dir() and load_run(folder).checkpoint.name == expected
+        )
         monkeypatch.chdir(folder.parent)
         assert load_run(folder.name).checkpoint.name == expected
         assert evaluate(find(folder.name), sequences=1).checkpoint == expected
@@ -98,7 +106,9 @@ def test_a_run_is_found_by_its_name(run_of, monkeypatch, tmp_path):
     assert load_run("tiny").checkpoint.parent.parent == run
 
 
-def test_the_documented_snippet_reads_the_weights_without_this_project(run_of, monkeypatch):
+def test_the_documented_snippet_reads_the_weights_without_this_project(
+    run_of, monkeypatch
+):
     run, model = run_of("run")
     monkeypatch.chdir(run.parent.parent)
     page = (Path(__file__).parents[4] / "docs/api.md").read_text()

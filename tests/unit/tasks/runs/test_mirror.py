@@ -17,10 +17,21 @@ from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs import mirror as mirror_module
-from infini_llama.tasks.runs.mirror import Mirror, mirrored, restore_dataset, restore_run
+from infini_llama.tasks.runs.mirror import (
+    Mirror,
+    mirrored,
+    restore_dataset,
+    restore_run,
+)
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage import artifacts
-from infini_llama.tasks.storage.artifacts import MANIFEST, Damaged, check, commit, staging
+from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
+    Damaged,
+    check,
+    commit,
+    staging,
+)
 from support.records import make_lineage
 from support.remote import s3_server
 
@@ -30,7 +41,11 @@ def url(request, tmp_path):
     if request.param == "s3":
         yield f"s3://{request.getfixturevalue('bucket')}/{tmp_path.name}"
         return
-    yield f"memory://{tmp_path.name}" if request.param == "memory" else str(tmp_path / "mirror")
+    yield (
+        f"memory://{tmp_path.name}"
+        if request.param == "memory"
+        else str(tmp_path / "mirror")
+    )
     fsspec.filesystem("memory").store.clear()
 
 
@@ -53,14 +68,17 @@ def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {
-        file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+        file.relative_to(folder): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
     }
 
 
 def settings(home: Path, url: str | None) -> PipelineConfig:
     source = {"data": {"source": "python-stdlib"}}
     return parse_config(
-        source | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}}
+        source
+        | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}}
     )
 
 
@@ -119,7 +137,9 @@ def test_a_damaged_copy_is_not_used(url, home, caplog, run):
     assert not list(path.parent.iterdir()) and "step-00000010" in caplog.text
 
 
-def test_a_copy_of_another_version_does_not_begin_the_run_again(url, home, monkeypatch, run):
+def test_a_copy_of_another_version_does_not_begin_the_run_again(
+    url, home, monkeypatch, run
+):
     monkeypatch.setitem(artifacts.FORMAT_VERSIONS, checkpoints.KIND, 99)
     path = checkpoint(run, 10)
     Mirror(url, home).keep(path, checkpoints.KIND)
@@ -138,7 +158,8 @@ def test_a_rebuilt_artifact_replaces_its_copy(url, home, run):
     assert not mirror.has(path) and mirror.keep(path, checkpoints.KIND) > 0
     shutil.rmtree(path)
     assert (
-        mirror.restore(path, checkpoints.KIND) and (path / "tensors.bin").read_text() == "others 10"
+        mirror.restore(path, checkpoints.KIND)
+        and (path / "tensors.bin").read_text() == "others 10"
     )
 
 
@@ -155,7 +176,9 @@ def test_a_location_that_is_none_is_named(home, wrong):
         Mirror(wrong, home)
 
 
-def test_an_empty_machine_resumes_from_the_mirror(url, home, data, caplog, reference, run):
+def test_an_empty_machine_resumes_from_the_mirror(
+    url, home, data, caplog, reference, run
+):
     checkpoint(run, 10)
     (run / "lineage.json").write_text("{}")
     (run / "metrics.jsonl").write_text('{"step": 10}\n')
@@ -169,14 +192,18 @@ def test_an_empty_machine_resumes_from_the_mirror(url, home, data, caplog, refer
     restore_run(wanted)
     found = preparation.lookup()
     assert found is not None and found.digest == reference.digest
-    assert [checkpoint.step for checkpoint in checkpoints.committed(run / "checkpoints")] == [20]
+    assert [
+        checkpoint.step for checkpoint in checkpoints.committed(run / "checkpoints")
+    ] == [20]
     assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (
         run / "lineage.json"
     ).exists()
     checkpoint(run, 40)
     with mirrored(wanted, reference):
         shutil.rmtree(run / "checkpoints" / "step-00000020")
-    assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == ["step-00000040"]
+    assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == [
+        "step-00000040"
+    ]
     shutil.rmtree(run / "checkpoints" / "step-00000040")
     restore_run(wanted)
     copy_all(wanted, reference)
@@ -216,7 +243,8 @@ def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(
 
 def steps_kept(url: str, run: Path) -> list[int]:
     return [
-        checkpoints.step_of(path) for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")
+        checkpoints.step_of(path)
+        for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")
     ]
 
 
@@ -235,7 +263,9 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(
     with mirrored(wanted, reference):
         checkpoint(second, 150, "b")
     assert "step 200 of run one" in caplog.text and "step 100" in caplog.text
-    assert steps_kept(url, second) == [100, 200], "and with the records that belong to it"
+    assert steps_kept(url, second) == [100, 200], (
+        "and with the records that belong to it"
+    )
     shutil.rmtree(tmp_path / "a")
     restore_run(settings(first.parents[1], url))
     assert (
@@ -244,12 +274,14 @@ def test_another_machines_newer_checkpoint_is_kept_until_overtaken(
     )
     with mirrored(wanted, reference):
         checkpoint(second, 200, "b")
-    assert steps_kept(url, second) == [100, 150, 200] and Mirror(url, tmp_path / "b").has(
-        second / "checkpoints" / "step-00000200"
-    )
+    assert steps_kept(url, second) == [100, 150, 200] and Mirror(
+        url, tmp_path / "b"
+    ).has(second / "checkpoints" / "step-00000200")
 
 
-def test_a_run_of_the_same_name_from_another_home_is_left_whole(url, tmp_path, caplog, reference):
+def test_a_run_of_the_same_name_from_another_home_is_left_whole(
+    url, tmp_path, caplog, reference
+):
     first, second = (tmp_path / name / "runs" / "one" for name in ("a", "b"))
     for run, step in ((first, 100), (second, 200)):
         checkpoint(run, step)
@@ -320,17 +352,27 @@ def test_a_mirror_that_does_not_answer_does_not_stop_training(
         while len(tries) < 3:
             time.sleep(0.001)
     first, last = [
-        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING
     ]
     assert "no route to host" in first and "will be retried" in first
     assert all(
         name in last
-        for name in (reference.path, "runs/one/checkpoints/step-00000010", "records of run one")
+        for name in (
+            reference.path,
+            "runs/one/checkpoints/step-00000010",
+            "records of run one",
+        )
     )
-    assert set(tries) == {"this run"}, "a flow of Prefect shows the lines of its own context"
+    assert set(tries) == {"this run"}, (
+        "a flow of Prefect shows the lines of its own context"
+    )
 
 
-def test_the_mirror_is_asked_once_for_each_checkpoint(home, monkeypatch, reference, run):
+def test_the_mirror_is_asked_once_for_each_checkpoint(
+    home, monkeypatch, reference, run
+):
     looks, asked = [], []
     committed, exists = mirror_module._committed, Mirror._exists
     monkeypatch.setattr(mirror_module, "LOOK_EVERY", 0.001)
@@ -338,7 +380,9 @@ def test_the_mirror_is_asked_once_for_each_checkpoint(home, monkeypatch, referen
         mirror_module, "_committed", lambda run: (looks.append(run), committed(run))[1]
     )
     monkeypatch.setattr(
-        Mirror, "_exists", lambda self, place: (asked.append(place), exists(self, place))[1]
+        Mirror,
+        "_exists",
+        lambda self, place: (asked.append(place), exists(self, place))[1],
     )
 
     def look(times: int) -> None:

@@ -87,14 +87,23 @@ def test_documents_prompts_and_the_default_sample_have_the_same_ids(
     dataset = run.parents[1] / reference.path
     content = json.loads((dataset / "manifest.json").read_text())
     assert content["content"]["text_yields_special_tokens"] is not split_special_tokens
-    assert content["meta"]["data"]["tokenizer"]["split_special_tokens"] is split_special_tokens
+    assert (
+        content["meta"]["data"]["tokenizer"]["split_special_tokens"]
+        is split_special_tokens
+    )
     encoder = reading_of(run).encoder
     ids = encoder.encode(PROMPT)
     assert (encoder.tokenizer.token_to_id(START) in ids) is not split_special_tokens
     documents = documents_of(dataset)
     assert all(ids[:2] == document[:2] for document in documents)
-    texts = [encoder.tokenizer.decode(each[:-1], skip_special_tokens=False) for each in documents]
-    assert set(texts) <= set(CHATS) and [[*encoder.encode(t), 0] for t in texts] == documents
+    texts = [
+        encoder.tokenizer.decode(each[:-1], skip_special_tokens=False)
+        for each in documents
+    ]
+    assert (
+        set(texts) <= set(CHATS)
+        and [[*encoder.encode(t), 0] for t in texts] == documents
+    )
     written = list[list[list[int]]]()
 
     class Recorded(Writer):
@@ -107,7 +116,13 @@ def test_documents_prompts_and_the_default_sample_have_the_same_ids(
     loaded = load_run(run)
     generate(loaded, [PROMPT], max_new_tokens=1)
     (tmp_path / "prompt.txt").write_text(PROMPT)
-    more = ["--prompt-file", str(tmp_path / "prompt.txt"), "--max-new-tokens", "1", "--json"]
+    more = [
+        "--prompt-file",
+        str(tmp_path / "prompt.txt"),
+        "--max-new-tokens",
+        "1",
+        "--json",
+    ]
     assert main(["generate", str(run), "--prompt", PROMPT, *more]) == 0
     settings = TrainingConfig(sample_tokens=1)
     (sample,) = samples.sample_texts(loaded.model, dataset, settings, Conversation())
@@ -118,12 +133,16 @@ def test_documents_prompts_and_the_default_sample_have_the_same_ids(
 
 
 @pytest.mark.parametrize("split_special_tokens", [True, False])
-def test_a_dataset_with_markers_passes_the_deep_check(chat_run, split_special_tokens, caplog):
+def test_a_dataset_with_markers_passes_the_deep_check(
+    chat_run, split_special_tokens, caplog
+):
     run, reference = chat_run(split_special_tokens)
     report = verify(reference, run.parents[1], "deep")
     assert any("decoded and encoded again" in check.detail for check in report.checks)
     warned = [line for line in caplog.messages if "split_special_tokens=false" in line]
-    assert len(warned) == split_special_tokens and all(f"{END}, {START}" in line for line in warned)
+    assert len(warned) == split_special_tokens and all(
+        f"{END}, {START}" in line for line in warned
+    )
 
 
 def test_text_without_markers_is_not_warned_of(built, data, caplog):
@@ -148,6 +167,12 @@ def test_one_line_end_of_a_prompt_file_is_dropped_unless_prompts_end_with_it(
 ):
     run, _ = chat_run(True)
     (tmp_path / "prompt.txt").write_bytes(written.encode())
-    given = ["--prompt-file", str(tmp_path / "prompt.txt"), "--max-new-tokens", "1", "--json"]
+    given = [
+        "--prompt-file",
+        str(tmp_path / "prompt.txt"),
+        "--max-new-tokens",
+        "1",
+        "--json",
+    ]
     assert main(["generate", str(run), *given]) == 0
     assert json.loads(capsys.readouterr().out)["texts"][0]["prompt"] == prompt

@@ -24,7 +24,10 @@ DATASET = make_dataset()
 
 
 def config_in(home: Path, **sections: dict) -> PipelineConfig:
-    given = {"data": {"source": "python-stdlib"}, "runtime": {"home": str(home), "name": "mine"}}
+    given = {
+        "data": {"source": "python-stdlib"},
+        "runtime": {"home": str(home), "name": "mine"},
+    }
     return PipelineConfig.model_validate(given | sections)
 
 
@@ -32,17 +35,27 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
     bind_run(config_in(tmp_path), DATASET, make_plan())
     bind_run(config_in(tmp_path, train={"logging_steps": 3}), DATASET, make_plan())
     assert not caplog.text
-    bind_run(config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan())
+    bind_run(
+        config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan()
+    )
     assert "train.document_masking: False before, True now" in caplog.text
-    bind_run(config_in(tmp_path / "b", train={"eval_tokens": "1k"}), DATASET, make_plan())
-    bind_run(config_in(tmp_path / "b", train={"eval_tokens": 1000}), DATASET, make_plan())
+    bind_run(
+        config_in(tmp_path / "b", train={"eval_tokens": "1k"}), DATASET, make_plan()
+    )
+    bind_run(
+        config_in(tmp_path / "b", train={"eval_tokens": 1000}), DATASET, make_plan()
+    )
     for section, name, before, now in (
         ("train", "seed", 1234, 1),
         ("train", "eval_tokens", None, 1),
         ("model", "hidden_size", 256, 128),
     ):
-        with pytest.raises(ConfigError, match=rf"{section}\.{name}: {before} before, {now} now"):
-            bind_run(config_in(tmp_path, **{section: {name: now}}), DATASET, make_plan())
+        with pytest.raises(
+            ConfigError, match=rf"{section}\.{name}: {before} before, {now} now"
+        ):
+            bind_run(
+                config_in(tmp_path, **{section: {name: now}}), DATASET, make_plan()
+            )
 
 
 @pytest.mark.parametrize("changed", [{"max_steps": 10}, {"learning_rate": 0.1}])
@@ -70,7 +83,12 @@ def test_all_complaints_about_a_run_are_collected(tmp_path):
     bind_run(config_in(tmp_path, model=model), DATASET, make_plan())
     stage = {"sequence_length": 8, "until": 0.5}
     data = {"source": "python-stdlib", "sequence_length": 16, "curriculum": [stage]}
-    table = {"row_table": "short", "row_table_digest": "same", "sequence_length": 8, "rows": 9}
+    table = {
+        "row_table": "short",
+        "row_table_digest": "same",
+        "sequence_length": 8,
+        "rows": 9,
+    }
     changed = config_in(tmp_path, model=model, data=data, train={"seed": 1})
     with pytest.raises(ConfigError) as refused:
         bind_run(changed, make_dataset(curriculum=[table]), make_plan())
@@ -102,7 +120,9 @@ def test_the_learning_rate_of_a_step_that_never_comes_is_not_reported(tmp_path, 
     def messages(steps: int) -> str:
         caplog.clear()
         bind_run(
-            config_in(tmp_path, train={"max_steps": steps, "warmup_steps": 1}), DATASET, make_plan()
+            config_in(tmp_path, train={"max_steps": steps, "warmup_steps": 1}),
+            DATASET,
+            make_plan(),
         )
         return caplog.text
 
@@ -112,7 +132,9 @@ def test_the_learning_rate_of_a_step_that_never_comes_is_not_reported(tmp_path, 
     assert "learning rate" not in messages(8)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(1.1, 11), (1.11, 12), (0.001, 1), (3, 30)])
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(1.1, 11), (1.11, 12), (0.001, 1), (3, 30)]
+)
 def test_epochs_are_counted_exactly(tmp_path, epochs, steps):
     train = {
         "num_epochs": epochs,
@@ -120,7 +142,10 @@ def test_epochs_are_counted_exactly(tmp_path, epochs, steps):
         "micro_batch_size": 2,
         "warmup_steps": 0,
     }
-    assert bind_run(config_in(tmp_path, train=train), DATASET, make_plan()).max_steps == steps
+    assert (
+        bind_run(config_in(tmp_path, train=train), DATASET, make_plan()).max_steps
+        == steps
+    )
 
 
 def test_a_profile_that_is_never_recorded_is_reported(tmp_path, caplog):
@@ -132,7 +157,11 @@ def test_a_profile_that_is_never_recorded_is_reported(tmp_path, caplog):
         bind_run(config_in(tmp_path, train=train), DATASET, make_plan())
         return "train.profile_steps" in caplog.text
 
-    assert [warns(span) for span in ([21, 24], [20, 24], [5, 9])] == [True, False, False]
+    assert [warns(span) for span in ([21, 24], [20, 24], [5, 9])] == [
+        True,
+        False,
+        False,
+    ]
     add_checkpoint(run.checkpoints, 10)
     assert [warns(span) for span in ([5, 9], [5, 11])] == [True, False]
     (run.path / "profile").mkdir()

@@ -3,7 +3,11 @@ import signal
 
 import pytest
 
-from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS, debounced, hangup_as_termination
+from infini_llama.tasks.runs.signals import (
+    ONE_REQUEST_SECONDS,
+    debounced,
+    hangup_as_termination,
+)
 
 
 class Asked(BaseException):
@@ -12,7 +16,9 @@ class Asked(BaseException):
 
 @pytest.fixture
 def default_signals():
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    kept = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)

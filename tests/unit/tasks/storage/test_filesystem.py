@@ -12,7 +12,11 @@ from numpy.lib.format import write_array_header_1_0
 from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.cli.main import name_home
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens.shards import map_array, map_shard, map_targets
+from infini_llama.tasks.preprocess.tokens.shards import (
+    map_array,
+    map_shard,
+    map_targets,
+)
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage import artifacts
 from infini_llama.tasks.storage.artifacts import move_aside, set_pointer
@@ -35,8 +39,12 @@ def lacking(monkeypatch):
     return fail
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_without_links_there_is_no_pointer_and_all_else_works(lacking, tmp_path, data, number):
+@pytest.mark.parametrize(
+    "number", [errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS]
+)
+def test_without_links_there_is_no_pointer_and_all_else_works(
+    lacking, tmp_path, data, number
+):
     lacking(os, "symlink", number)
     preprocess(data(), tmp_path)
     set_pointer(tmp_path, "latest", "x")
@@ -56,11 +64,17 @@ def test_a_folder_in_place_of_a_link_is_moved_aside(tmp_path):
     ).exists()
 
 
-def test_a_folder_in_place_of_a_link_may_be_moved_by_another_build(tmp_path, monkeypatch):
+def test_a_folder_in_place_of_a_link_may_be_moved_by_another_build(
+    tmp_path, monkeypatch
+):
     (tmp_path / "latest").mkdir()
-    monkeypatch.setattr(artifacts, "move_aside", lambda path: move_aside(move_aside(path) and path))
+    monkeypatch.setattr(
+        artifacts, "move_aside", lambda path: move_aside(move_aside(path) and path)
+    )
     set_pointer(tmp_path, "latest", "x")
-    assert (tmp_path / "latest").readlink().name == "x" and (tmp_path / "latest.damaged-1").is_dir()
+    assert (tmp_path / "latest").readlink().name == "x" and (
+        tmp_path / "latest.damaged-1"
+    ).is_dir()
 
 
 def test_a_folder_in_place_of_a_link_that_leads_nowhere_is_moved_aside(tmp_path):
@@ -77,9 +91,14 @@ def test_without_file_locks_the_home_folder_is_refused(lacking, tmp_path, data, 
     lacking(fcntl, "flock", number)
     with pytest.raises(ConfigError, match=r"runtime\.home"):
         preprocess(data(), tmp_path / "home")
-    with pytest.raises(ConfigError, match="TMPDIR"), Lock(tmp_path / "lock", setting="TMPDIR"):
+    with (
+        pytest.raises(ConfigError, match="TMPDIR"),
+        Lock(tmp_path / "lock", setting="TMPDIR"),
+    ):
         pass
-    assert lock_holder(tmp_path / "lock") is None and "locked" in examine(tmp_path).fault
+    assert (
+        lock_holder(tmp_path / "lock") is None and "locked" in examine(tmp_path).fault
+    )
 
 
 def test_a_folder_that_cannot_be_synced_alone_is_no_fault(lacking, tmp_path):
@@ -99,7 +118,11 @@ def test_a_map_that_the_system_refuses_is_no_damage(few_addresses, tmp_path):
     shard.touch()
     os.truncate(table, 2 * few_addresses + table.stat().st_size)
     os.truncate(shard, few_addresses)
-    for map_file, file in ((map_array, table), (map_shard, shard), (map_targets, shard)):
+    for map_file, file in (
+        (map_array, table),
+        (map_shard, shard),
+        (map_targets, shard),
+    ):
         with pytest.raises(ConfigError, match="ulimit -v") as refused:
             map_file(file)
         assert str(file) in str(refused.value)

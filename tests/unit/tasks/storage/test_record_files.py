@@ -5,7 +5,11 @@ import pytest
 from infini_llama.tasks.records.lineage import SampleRange
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.storage.artifacts import SELF_CHECKSUM, Damaged
-from infini_llama.tasks.storage.record_files import read_fields, read_record, write_record
+from infini_llama.tasks.storage.record_files import (
+    read_fields,
+    read_record,
+    write_record,
+)
 
 RECORD = SampleRange(first=208, end=308)
 DAMAGE = [

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.tokenizers import fragments
@@ -49,8 +57,12 @@ TEXTS = st.lists(
 def kinds():
     made = {}
     for kind in ("bpe", "wordpiece", "unigram"):
-        made[kind] = encoder_of(train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400)), True)
-    for number, pattern in enumerate(sorted({*PATTERNS, ENCODINGS["r50k_base"].pattern})):
+        made[kind] = encoder_of(
+            train(LEARNED, TokenizerConfig(kind=kind, vocab_size=400)), True
+        )
+    for number, pattern in enumerate(
+        sorted({*PATTERNS, ENCODINGS["r50k_base"].pattern})
+    ):
         made[f"pattern {number}"] = _trained_with(pattern)
     return made
 
@@ -91,7 +103,10 @@ def test_the_ids_of_the_pieces_are_those_of_the_whole(kinds, text):
 
 
 def test_every_kind_that_is_trained_here_and_every_known_pattern_is_cut(kinds):
-    for text in ("a line of words\n" * 200, "words that go on without a line end " * 100):
+    for text in (
+        "a line of words\n" * 200,
+        "words that go on without a line end " * 100,
+    ):
         assert {
             kind: len(cut_of(encoder)(text)) > 2 for kind, encoder in kinds.items()
         } == dict.fromkeys(kinds, True)
@@ -125,7 +140,15 @@ def test_an_unknown_tokenizer_gets_the_text_unsplit(kinds):
 
 def test_the_reference_gives_each_texts_own_ids(kinds, monkeypatch):
     monkeypatch.setattr("infini_llama.tasks.tokenizers.encoder.TOGETHER", 3000)
-    texts = ["", "a line of words\n" * 500, "short", "", "no seam " * 300, "9\n" * 1500, ""]
+    texts = [
+        "",
+        "a line of words\n" * 500,
+        "short",
+        "",
+        "no seam " * 300,
+        "9\n" * 1500,
+        "",
+    ]
     ids, offsets = reference(kinds["bpe"])([text.encode() for text in texts])
     right = [kinds["bpe"].encode(text, add_special_tokens=False).ids for text in texts]
     assert [part.tolist() for part in np.split(ids, offsets[1:-1])] == right

@@ -70,7 +70,9 @@ LOSSY = {
     "some bytes": over_bytes(bpe(*ALPHABET[:94], "Ġ")),
     "some of the fallback": Tokenizer(bpe(*LETTERS, *BYTES[:200], byte_fallback=True)),
     "words": Tokenizer(
-        models.WordPiece(ids(*LETTERS, *(f"##{letter}" for letter in LETTERS)), unk_token="<unk>")
+        models.WordPiece(
+            ids(*LETTERS, *(f"##{letter}" for letter in LETTERS)), unk_token="<unk>"
+        )
     ),
 }
 LOSSY["words"].pre_tokenizer = pre_tokenizers.Whitespace()
@@ -81,7 +83,8 @@ def test_much_text_without_tokens_is_refused_with_its_file_and_a_little_is_count
     data, tmp_path, caplog, kind
 ):
     given = data(
-        files=write(tmp_path, "日本語の文章。 " * 20), tokenizer=saved(LOSSY[kind], tmp_path)
+        files=write(tmp_path, "日本語の文章。 " * 20),
+        tokenizer=saved(LOSSY[kind], tmp_path),
     )
     with pytest.raises(DataError, match=r"7\.txt.*data\.files"):
         preprocess(given, tmp_path / "home")
@@ -89,14 +92,19 @@ def test_much_text_without_tokens_is_refused_with_its_file_and_a_little_is_count
     reference = preprocess(given, tmp_path / "home")
     lost = read_dataset(tmp_path / "home" / reference.path).meta.inexpressible
     assert 0 < lost.share < 0.001 and "7.txt" in lost.files[0] and len(lost.files) == 1
-    assert (lost.unknown > 0) == (kind not in ("dropped", "some bytes", "some of the fallback"))
+    assert (lost.unknown > 0) == (
+        kind not in ("dropped", "some bytes", "some of the fallback")
+    )
     assert describe(tmp_path / "home" / reference.path).inexpressible == lost
     for _ in range(2):  # also where nothing is built
         assert "7.txt" in caplog.text
         caplog.clear()
         preprocess(given, tmp_path / "home")
     report = verify(reference, tmp_path / "home", "deep")
-    assert any(f"no token for {100 * lost.share:.2g} %" in check.detail for check in report.checks)
+    assert any(
+        f"no token for {100 * lost.share:.2g} %" in check.detail
+        for check in report.checks
+    )
 
 
 def test_a_unit_of_several_files_is_counted_by_todays_files(data, tmp_path):
@@ -106,7 +114,9 @@ def test_a_unit_of_several_files_is_counted_by_todays_files(data, tmp_path):
     (tmp_path / "all.jsonl").write_text("".join(json.dumps(one) + "\n" for one in text))
     tokenizer = saved(LOSSY["dropped"], tmp_path)
     for files in ([f"{tmp_path}/all.jsonl"], write(tmp_path, "日本")):
-        reference = preprocess(data(files=files, tokenizer=tokenizer), tmp_path / "home")
+        reference = preprocess(
+            data(files=files, tokenizer=tokenizer), tmp_path / "home"
+        )
     lost = read_dataset(tmp_path / "home" / reference.path).meta.inexpressible
     assert lost.files == (f"{tmp_path}/7.txt: 6 bytes",)
 
@@ -118,8 +128,12 @@ def test_a_unit_of_several_files_is_counted_by_todays_files(data, tmp_path):
         models.WordPiece(dict(list(ids(*LETTERS).items())), unk_token="[no]"),
     ],
 )
-def test_a_tokenizer_that_fails_at_a_text_is_refused_with_the_file(data, tmp_path, model):
-    given = data(files=write(tmp_path, "日本"), tokenizer=saved(Tokenizer(model), tmp_path))
+def test_a_tokenizer_that_fails_at_a_text_is_refused_with_the_file(
+    data, tmp_path, model
+):
+    given = data(
+        files=write(tmp_path, "日本"), tokenizer=saved(Tokenizer(model), tmp_path)
+    )
     with pytest.raises(DataError, match=r"7\.txt|0\.txt"):
         preprocess(given, tmp_path / "home")
 
@@ -133,7 +147,9 @@ def test_a_trained_tokenizer_loses_nothing_and_nothing_is_counted(
     data, tmp_path, kind, monkeypatch
 ):
     monkeypatch.setattr(Losses, "__init__", lambda *_: pytest.fail("counted"))
-    tokenizer = train(["the cat, and the dog"] * 9, TokenizerConfig(kind=kind, vocab_size=300))
+    tokenizer = train(
+        ["the cat, and the dog"] * 9, TokenizerConfig(kind=kind, vocab_size=300)
+    )
     assert has_all_bytes(tokenizer) and keeps_text(tokenizer, True)
     reference = preprocess(data(tokenizer={"kind": kind, "vocab_size": 300}), tmp_path)
     assert not list((tmp_path / "units").glob("*/*/lost.npy"))
@@ -144,19 +160,37 @@ def test_a_trained_tokenizer_loses_nothing_and_nothing_is_counted(
 
 def test_byte_fallback_and_byte_alphabets_lose_nothing():
     whole = [fallback(), fallback(unk_token="<unk>"), over_bytes(bpe(*ALPHABET))]
-    whole.append(Tokenizer(models.Unigram(scores(*BYTES), unk_id=1, byte_fallback=True)))
-    whole.append(over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(Regex(r"\d"), "isolated")))
-    assert all(map(has_all_bytes, whole)) and not any(map(has_all_bytes, LOSSY.values()))
-    assert [keeps_text(tokenizer, True) for tokenizer in whole] == [False, False, True, False, True]
-    assert not keeps_text(over_bytes(bpe(*ALPHABET), pre_tokenizers.WhitespaceSplit()), True)
-    assert not keeps_text(over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(" ", "removed")), True)
+    whole.append(
+        Tokenizer(models.Unigram(scores(*BYTES), unk_id=1, byte_fallback=True))
+    )
+    whole.append(
+        over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(Regex(r"\d"), "isolated"))
+    )
+    assert all(map(has_all_bytes, whole)) and not any(
+        map(has_all_bytes, LOSSY.values())
+    )
+    assert [keeps_text(tokenizer, True) for tokenizer in whole] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert not keeps_text(
+        over_bytes(bpe(*ALPHABET), pre_tokenizers.WhitespaceSplit()), True
+    )
+    assert not keeps_text(
+        over_bytes(bpe(*ALPHABET), pre_tokenizers.Split(" ", "removed")), True
+    )
 
 
 def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
     tokenizer = Tokenizer(
         bpe(*(letter for letter in LETTERS if not letter.isupper()), unk_token="<unk>")
     )
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Lowercase()]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_tokens(["日本"])
     losses = Losses(encoder_of(tokenizer, True))
@@ -177,7 +211,9 @@ def test_an_unknown_token_stands_for_no_bytes():
 def test_counting_of_losses_can_be_stopped(tmp_path):
     tokenizer = LOSSY["unknown"]
     recipe = recipe_for(tmp_path, tokenizer, 0, reference_engine(), True)
-    documents = Documents([b"one", b"two"], [(File(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0)
+    documents = Documents(
+        [b"one", b"two"], [(File(tmp_path / "x.txt", "x.txt", "text"), 2)], 0.0
+    )
     requests = iter([False, False, True])  # of encoding, and of each document's loss
     with pytest.raises(Abandoned):
         write_unit(recipe, documents, lambda: next(requests))

@@ -13,7 +13,10 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import TokenizerConfig
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.tokenizers.encoder import encoder_of, special_ids
-from infini_llama.tasks.tokenizers.tiktoken_encodings import byte_letters, from_rank_file
+from infini_llama.tasks.tokenizers.tiktoken_encodings import (
+    byte_letters,
+    from_rank_file,
+)
 from infini_llama.tasks.tokenizers.tokenizer import (
     EOS,
     EOS_ID,
@@ -40,7 +43,10 @@ def section(**given: object) -> TokenizerConfig:
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Tokenizer]:
-    return {kind: train(TEXTS, section(kind=kind, special_tokens=["<pad>"])) for kind in KINDS}
+    return {
+        kind: train(TEXTS, section(kind=kind, special_tokens=["<pad>"]))
+        for kind in KINDS
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,25 +60,35 @@ def trained() -> dict[str, Tokenizer]:
 def test_any_text_survives_each_kind_and_yields_no_special_token(trained, kind, text):
     encoder = encoder_of(trained[kind], True)
     ids = encoder.encode(text, add_special_tokens=False).ids
-    assert not special_ids(trained[kind])[ids].any() and special_ids(trained[kind]).tolist()[
-        :3
-    ] == [True, True, False]
+    assert not special_ids(trained[kind])[ids].any() and special_ids(
+        trained[kind]
+    ).tolist()[:3] == [True, True, False]
     assert encoder.decode(ids, skip_special_tokens=False) == text
     assert token_bytes(trained[kind], True)[ids].sum() == len(text.encode())
-    assert [one.ids for one in encoder.encode_batch_fast([text], add_special_tokens=False)] == [ids]
-    assert (trained[kind].token_to_id(EOS), trained[kind].token_to_id("<pad>")) == (0, 1)
+    assert [
+        one.ids for one in encoder.encode_batch_fast([text], add_special_tokens=False)
+    ] == [ids]
+    assert (trained[kind].token_to_id(EOS), trained[kind].token_to_id("<pad>")) == (
+        0,
+        1,
+    )
 
 
 def test_the_encoder_of_a_bpe_tokenizer_differs_by_its_special_tokens_alone():
     tokenizer = train_bpe(["ab abc"] * 9, vocab_size=300, special=["<x>"])
     encoder, description = encoder_of(tokenizer, True), json.loads(tokenizer.to_str())
     assert json.loads(encoder.to_str()) == description | {"added_tokens": []}
-    assert len(tokenizer.get_added_tokens_decoder()) == 2 and not encoder.get_added_tokens_decoder()
+    assert (
+        len(tokenizer.get_added_tokens_decoder()) == 2
+        and not encoder.get_added_tokens_decoder()
+    )
 
 
 def test_a_vocabulary_learned_from_end_of_text_markers_yields_none():
     encoder = encoder_of(train_bpe([EOS * 50] * 50, vocab_size=600), True)
-    assert EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
+    assert (
+        EOS_ID not in encoder.encode(EOS * 3 + f" {EOS}", add_special_tokens=False).ids
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +96,9 @@ def test_each_kind_is_learned_from_no_text(kind):
     learned = train([], section(kind=kind))
     assert Tokenizer.from_str(learned.to_str()).get_vocab() == learned.get_vocab()
     assert (
-        encoder_of(learned, True).decode(encoder_of(learned, True).encode("any text").ids)
+        encoder_of(learned, True).decode(
+            encoder_of(learned, True).encode("any text").ids
+        )
         == "any text"
     )
 
@@ -89,13 +107,16 @@ def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
     first = preprocess(data(), tmp_path)
     file = tmp_path / first.path / "tokenizer.json"
     (tmp_path / "more.txt").write_text("entirely other text, ever more of it " * 50)
-    given = data(files=[f"{corpus}/*.txt", f"{tmp_path}/more.txt"], tokenizer={"path": str(file)})
+    given = data(
+        files=[f"{corpus}/*.txt", f"{tmp_path}/more.txt"], tokenizer={"path": str(file)}
+    )
     second = preprocess(given, tmp_path)
     assert (tmp_path / second.path / "tokenizer.json").read_bytes() == file.read_bytes()
     assert second.vocab_size == first.vocab_size and second.path != first.path
     verify(second, tmp_path, "deep")
     again = preprocess(
-        data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}), tmp_path
+        data(tokenizer={"path": str(file.rename(tmp_path / "elsewhere.json"))}),
+        tmp_path,
     )
     assert again.path not in (first.path, second.path)
 
@@ -104,7 +125,9 @@ def test_new_text_does_not_change_a_given_tokenizer(data, corpus, tmp_path):
 def lossy(tmp_path) -> Tokenizer:
     """A tokenizer that changes text, and is saved."""
     tokenizer = Tokenizer(
-        models.WordPiece({"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]")
+        models.WordPiece(
+            {"[UNK]": 0, "[END]": 1, "the": 2, "cat": 3, "##s": 4}, unk_token="[UNK]"
+        )
     )
     tokenizer.normalizer, tokenizer.pre_tokenizer = (
         normalizers.Lowercase(),
@@ -116,22 +139,30 @@ def lossy(tmp_path) -> Tokenizer:
 
 
 def test_a_hugging_face_folder_defines_the_end_of_text(data, tmp_path, lossy):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "[END]"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "[END]"}})
+    )
     given = section(path=str(tmp_path))
-    assert end_of_text(load(given), given) == 1 and token_bytes(lossy, True).tolist() == [
+    assert end_of_text(load(given), given) == 1 and token_bytes(
+        lossy, True
+    ).tolist() == [
         0,
         0,
         3,
         3,
         1,
     ]
-    files = write_files(tmp_path, ("The cat cats THE " * number for number in range(1, 31)))
+    files = write_files(
+        tmp_path, ("The cat cats THE " * number for number in range(1, 31))
+    )
     reference = preprocess(
         data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
     )
     report = verify(reference, tmp_path / "home", "deep")
     assert any("changes text" in check.detail for check in report.checks)
-    with pytest.raises(ConfigError, match=r"data\.tokenizer\.eos.*<end>.*\[UNK\], \[END\]"):
+    with pytest.raises(
+        ConfigError, match=r"data\.tokenizer\.eos.*<end>.*\[UNK\], \[END\]"
+    ):
         load(section(path=str(tmp_path), eos="<end>"))
 
 
@@ -140,14 +171,21 @@ def test_special_tokens_that_a_given_tokenizer_lacks_are_named(tmp_path):
     load(section(path=str(tmp_path), eos="[END]", special_tokens=["[UNK]"]))
     for token in ("<pad>", "cat"):  # the second one is an ordinary token
         with pytest.raises(
-            ConfigError, match=rf"data\.tokenizer\.special_tokens=\['{token}'\].*tokenizer\.json"
+            ConfigError,
+            match=rf"data\.tokenizer\.special_tokens=\['{token}'\].*tokenizer\.json",
         ):
-            load(section(path=str(tmp_path), eos="[END]", special_tokens=["[UNK]", token]))
+            load(
+                section(
+                    path=str(tmp_path), eos="[END]", special_tokens=["[UNK]", token]
+                )
+            )
 
 
 @pytest.mark.usefixtures("lossy")
 @pytest.mark.parametrize("named", [".", "tokenizer.json"])
-@pytest.mark.parametrize("stating", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "stating", ["tokenizer_config.json", "special_tokens_map.json"]
+)
 def test_a_file_beside_the_tokenizer_names_the_end_of_text(tmp_path, named, stating):
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / stating).write_text(json.dumps({"eos_token": "[END]"}))
@@ -162,7 +200,10 @@ def test_a_file_beside_the_tokenizer_names_the_end_of_text(tmp_path, named, stat
     [
         (
             "tokenizer_config.json",
-            {"eos_token": "[END]", "added_tokens_decoder": {"5": {"content": "<|im_end|>"}}},
+            {
+                "eos_token": "[END]",
+                "added_tokens_decoder": {"5": {"content": "<|im_end|>"}},
+            },
         ),
         ("added_tokens.json", {"<|im_end|>": 5}),
         ("added_tokens.json", {"[END]": 3}),
@@ -186,7 +227,8 @@ LETTERS = [chr(letter) for letter in range(32, 127)]
 def unigram() -> Tokenizer:
     return Tokenizer(
         models.Unigram(
-            [("</s>", 0.0), ("[UNK]", 0.0), *((letter, -5.0) for letter in LETTERS)], unk_id=1
+            [("</s>", 0.0), ("[UNK]", 0.0), *((letter, -5.0) for letter in LETTERS)],
+            unk_id=1,
         )
     )
 
@@ -194,7 +236,9 @@ def unigram() -> Tokenizer:
 def word_level() -> Tokenizer:
     """One token per character, or per text in brackets."""
     tokenizer = Tokenizer(
-        models.WordLevel({text: id for id, text in enumerate([*SPECIAL, *LETTERS])}, "[UNK]")
+        models.WordLevel(
+            {text: id for id, text in enumerate([*SPECIAL, *LETTERS])}, "[UNK]"
+        )
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</s>|\[UNK\]|."), "isolated")
     return tokenizer
@@ -215,7 +259,10 @@ def test_special_tokens_in_a_models_own_vocabulary_are_not_found_in_text(made, a
         "[UNK]",
         *(added[:1] or "plain"),
     ]
-    assert ids == [tokenizer.token_to_id(part) for part in parts] and not special[ids].any()
+    assert (
+        ids == [tokenizer.token_to_id(part) for part in parts]
+        and not special[ids].any()
+    )
     assert (
         encoder.get_vocab_size() == tokenizer.get_vocab_size()
         and special[tokenizer.token_to_id("</s>")]
@@ -229,7 +276,9 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     files = write_files(tmp_path, ["with s> in it"] * 7 + ["with </s> in it"])
     with pytest.raises(DataError, match=r"/7\.txt .*</s>"):
-        preprocess(data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home")
+        preprocess(
+            data(files=[files], tokenizer={"path": str(tmp_path)}), tmp_path / "home"
+        )
 
 
 @pytest.mark.parametrize("added", [[], [{"special": False}]])
@@ -237,21 +286,30 @@ def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end
     data, tmp_path, caplog, added
 ):
     written = described()
-    written["added_tokens"] = [written["added_tokens"][0] | changes for changes in added]
+    written["added_tokens"] = [
+        written["added_tokens"][0] | changes for changes in added
+    ]
     (tmp_path / "tokenizer.json").write_text(json.dumps(written))
     texts = [f"text {number} with </s> in it, twice: </s>" for number in range(30)]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps(text) + "\n" for text in texts)
+    )
     given = data(files=[str(tmp_path / "x.jsonl")], tokenizer={"path": str(tmp_path)})
     reference = preprocess(given, tmp_path / "home")
     verify(reference, tmp_path / "home", "deep")
-    assert reference.train.tokens + reference.validation.tokens == sum(map(len, texts)) + len(texts)
-    stored = Tokenizer.from_file(str(tmp_path / "home" / reference.path / "tokenizer.json"))
+    assert reference.train.tokens + reference.validation.tokens == sum(
+        map(len, texts)
+    ) + len(texts)
+    stored = Tokenizer.from_file(
+        str(tmp_path / "home" / reference.path / "tokenizer.json")
+    )
     assert special_ids(stored).tolist() == [True] + [False] * 97
     assert caplog.text.count("is no special token") == 1
 
 
 @pytest.mark.parametrize(
-    "content", [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5]
+    "content",
+    [b"{", b"\xff", b"[1]", b'{"eos_token": 1}', b'{"eos_token": {}}', b"[" * 10**5],
 )
 def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
     tokenizer = train_bpe(TEXTS, 300)
@@ -264,7 +322,9 @@ def test_a_damaged_tokenizer_config_is_named(tmp_path, content):
 
 @pytest.mark.usefixtures("lossy")
 def test_equal_tokens_in_both_splits_pass_if_the_tokenizer_changes_text(data, tmp_path):
-    cases = ["".join(letters) for letters in product(*zip("thecat", "THECAT", strict=True))]
+    cases = [
+        "".join(letters) for letters in product(*zip("thecat", "THECAT", strict=True))
+    ]
     (tmp_path / "x.jsonl").write_text(
         "".join(json.dumps(f"{case[:3]} {case[3:]} " * 9) + "\n" for case in cases)
     )
@@ -293,21 +353,30 @@ def literal_bpe(ranks: dict[bytes, int], word: bytes) -> list[int]:
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory):
     """Ranks as tiktoken's training makes them: 256 bytes, then merges by frequency; with their file and its encoder."""
-    tokenizer = train_bpe([*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9] * 2, 400)
+    tokenizer = train_bpe(
+        [*TEXTS, "abababaab aab baa abba " * 30, "größer 日本語 " * 9] * 2, 400
+    )
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     vocabulary = sorted(
         (number, token) for token, number in tokenizer.get_vocab().items() if number
     )
     learned = [
-        bytes(byte_of[letter] for letter in token) for _, token in vocabulary if len(token) > 1
+        bytes(byte_of[letter] for letter in token)
+        for _, token in vocabulary
+        if len(token) > 1
     ]
     ranks = {
         token: rank
-        for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *learned])
+        for rank, token in enumerate(
+            [*(bytes([byte]) for byte in range(256)), *learned]
+        )
     }
     file = tmp_path_factory.mktemp("ranks") / "x.tiktoken"
     file.write_text(
-        "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items())
+        "".join(
+            f"{base64.b64encode(token).decode()} {rank}\n"
+            for token, rank in ranks.items()
+        )
     )
     return ranks, file, encoder_of(from_rank_file(file, r"[\s\S]+", [EOS]), True)
 
@@ -317,7 +386,9 @@ def ranked(tmp_path_factory):
 @example(word=EOS)  # hypothesis takes constants from the source, too
 def test_a_rank_file_gives_tiktokens_ids(ranked, word):
     ranks, _, encoder = ranked
-    assert encoder.encode(word, add_special_tokens=False).ids == literal_bpe(ranks, word.encode())
+    assert encoder.encode(word, add_special_tokens=False).ids == literal_bpe(
+        ranks, word.encode()
+    )
 
 
 def test_a_rank_file_is_a_tokenizer_for_a_dataset(ranked, data, tmp_path):
@@ -329,7 +400,9 @@ def test_a_rank_file_is_a_tokenizer_for_a_dataset(ranked, data, tmp_path):
 
 def described(**model: object) -> dict[str, Any]:
     """The tokenizer.json of a small BPE with a token that ends texts, whose model is changed."""
-    letters = {letter: number for number, letter in enumerate(["</s>", *LETTERS, "ab", "abc"])}
+    letters = {
+        letter: number for number, letter in enumerate(["</s>", *LETTERS, "ab", "abc"])
+    }
     tokenizer = Tokenizer(models.BPE(letters, [("a", "b"), ("ab", "c")]))
     tokenizer.add_special_tokens(["</s>"])
     written = json.loads(tokenizer.to_str())
@@ -340,10 +413,17 @@ def described(**model: object) -> dict[str, Any]:
 def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog):
     texts = tmp_path / "texts.jsonl"
     texts.write_text(
-        "".join(json.dumps({"text": f"abcabcabc {number} " * 9}) + "\n" for number in range(30))
+        "".join(
+            json.dumps({"text": f"abcabcabc {number} " * 9}) + "\n"
+            for number in range(30)
+        )
     )
     datasets = []
-    for name, changes in {"steady": {}, "one": {"dropout": 0.5}, "two": {"dropout": 0.5}}.items():
+    for name, changes in {
+        "steady": {},
+        "one": {"dropout": 0.5},
+        "two": {"dropout": 0.5},
+    }.items():
         written = described(**changes)
         if changes:
             written["truncation"] = {
@@ -353,11 +433,16 @@ def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog
                 "stride": 0,
             }
         (tmp_path / f"{name}.json").write_text(json.dumps(written))
-        given = data(files=[str(texts)], tokenizer={"path": str(tmp_path / f"{name}.json")})
+        given = data(
+            files=[str(texts)], tokenizer={"path": str(tmp_path / f"{name}.json")}
+        )
         reference = preprocess(given, tmp_path / name)
         verify(reference, tmp_path / name, "deep")
         datasets.append(
-            (reference.digest, (tmp_path / name / reference.path / "tokenizer.json").read_text())
+            (
+                reference.digest,
+                (tmp_path / name / reference.path / "tokenizer.json").read_text(),
+            )
         )
     assert datasets[0] == datasets[1] == datasets[2]
     assert "dropout" in caplog.text
@@ -368,7 +453,9 @@ def test_what_makes_encoding_differ_is_off_with_a_warning(data, tmp_path, caplog
     [
         (lambda text: text.replace('"b": 67', '"b": 66'), "'a' and 'b'"),
         (
-            lambda text: text.replace('"b": 67', '"b": 66').replace('"abc": 97', '"abc": 98'),
+            lambda text: text.replace('"b": 67', '"b": 66').replace(
+                '"abc": 97', '"abc": 98'
+            ),
             "'a' and 'b'",
         ),
         (lambda text: text.replace('"abc": 97', '"abc": 99'), "gaps"),

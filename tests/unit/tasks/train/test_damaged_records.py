@@ -49,7 +49,9 @@ def run(tmp_path) -> RunFolder:
     return run
 
 
-def add_attempt(run: RunFolder, number: int, attempt: AttemptPlan | None = None) -> Path:
+def add_attempt(
+    run: RunFolder, number: int, attempt: AttemptPlan | None = None
+) -> Path:
     """The folder of an attempt; its plan.json is damaged where none is given."""
     folder = run.path / "logs" / f"attempt-{number:02d}"
     folder.mkdir(parents=True)
@@ -61,10 +63,14 @@ def add_attempt(run: RunFolder, number: int, attempt: AttemptPlan | None = None)
 
 
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
-def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, caplog, text):
+def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(
+    run, caplog, text
+):
     for number, name in ((1, "older"), (2, "newer")):
         add_attempt(
-            run, number, make_attempt(run.path, lineage=changed(make_lineage(), resumed_from=name))
+            run,
+            number,
+            make_attempt(run.path, lineage=changed(make_lineage(), resumed_from=name)),
         )
     add_attempt(run, 3)
     run.lineage.write_text(text)
@@ -74,7 +80,9 @@ def test_a_damaged_lineage_is_taken_from_the_newest_attempt_that_has_it(run, cap
 
 def test_a_removed_lineage_is_taken_from_an_attempt(run, tmp_path, caplog):
     lineage = make_lineage()
-    lineage = changed(lineage, dataset=changed(lineage.dataset, path="datasets/used-0123456789ab"))
+    lineage = changed(
+        lineage, dataset=changed(lineage.dataset, path="datasets/used-0123456789ab")
+    )
     used = run.dataset(lineage.dataset.path)
     used.mkdir(parents=True)
     rules = Rules(older_than=0.0, keep_checkpoints=2, unused_datasets=True)
@@ -83,10 +91,14 @@ def test_a_removed_lineage_is_taken_from_an_attempt(run, tmp_path, caplog):
         Damaged, match=r"Put the file back from a backup"
     ):  # its checkpoints may be of any settings
         run.read_lineage()
-    assert not [each for each in leftovers(tmp_path, rules) if each.kind == "dataset of no run"]
+    assert not [
+        each for each in leftovers(tmp_path, rules) if each.kind == "dataset of no run"
+    ]
     add_attempt(run, 1, make_attempt(run.path, lineage=lineage))
     assert run.read_lineage() == lineage and str(run.lineage) in caplog.text
-    assert not [each for each in leftovers(tmp_path, rules) if each.kind == "dataset of no run"]
+    assert not [
+        each for each in leftovers(tmp_path, rules) if each.kind == "dataset of no run"
+    ]
 
 
 @pytest.mark.parametrize("text", DAMAGE, ids=lambda text: repr(text[:30]))
@@ -98,13 +110,15 @@ def test_a_damaged_lineage_without_a_copy_is_named(run, tmp_path, caplog, text):
     assert list_runs(tmp_path) == [] and str(run.lineage) in caplog.text
 
 
-def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, tmp_path, caplog):
+def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(
+    run, tmp_path, caplog
+):
     shutil.copytree(run.path, tmp_path / "runs" / "two")
     for name in ("one", "two"):
         (tmp_path / "runs" / name / ".report.html.1-0123abcd.tmp").touch()
-        (tmp_path / "runs" / name / "checkpoints" / "abandoned" / "step-00000004").mkdir(
-            parents=True
-        )
+        (
+            tmp_path / "runs" / name / "checkpoints" / "abandoned" / "step-00000004"
+        ).mkdir(parents=True)
     (tmp_path / "datasets" / "unused-0123456789ab").mkdir(parents=True)
     rules = Rules(older_than=0.0, keep_checkpoints=2, unused_datasets=True)
     assert {path.kind for path in leftovers(tmp_path, rules)} == {
@@ -117,14 +131,20 @@ def test_a_damaged_lineage_ends_neither_gc_nor_runs_of_the_others(run, tmp_path,
     assert [file.path for file in collect(tmp_path, rules, yes=True).files] == [
         "runs/two/.report.html.1-0123abcd.tmp"
     ]
-    assert str(run.lineage) in caplog.text and [results.run for results in list_runs(tmp_path)] == [
-        "two"
-    ]
+    assert str(run.lineage) in caplog.text and [
+        results.run for results in list_runs(tmp_path)
+    ] == ["two"]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["lock", "metrics.jsonl", "attempts.jsonl", "evaluations.jsonl", "logs/attempt-01/time.jsonl"],
+    [
+        "lock",
+        "metrics.jsonl",
+        "attempts.jsonl",
+        "evaluations.jsonl",
+        "logs/attempt-01/time.jsonl",
+    ],
 )
 def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name):
     add_attempt(run, 1, make_attempt(run.path))
@@ -142,7 +162,9 @@ def test_a_folder_in_place_of_a_file_is_named_or_has_no_effect(run, caplog, name
                 pass
         else:
             append_line(
-                run.path / name, AttemptRecord(attempt=1, kind="done", code=0), run.read_id()
+                run.path / name,
+                AttemptRecord(attempt=1, kind="done", code=0),
+                run.read_id(),
             )
 
 
@@ -161,7 +183,9 @@ def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missin
     caplog.clear()
     run.write(
         run.lineage,
-        changed(run.require_lineage(), resumed_from="another/checkpoints/step-00000008"),
+        changed(
+            run.require_lineage(), resumed_from="another/checkpoints/step-00000008"
+        ),
     )
     assert len(RunReader(run.path).metrics) == len(steps)
     assert ("has no line of step" in caplog.text) == (min(steps, default=0) < 9), (
@@ -172,7 +196,9 @@ def test_missing_steps_up_to_the_checkpoint_are_named(run, caplog, steps, missin
 def add_settings(run: RunFolder, number: int, from_step: int, **train: object) -> None:
     """An attempt with these settings of section `train`."""
     lineage = changed(make_lineage(), train=changed(TrainingConfig(), **train))
-    add_attempt(run, number, make_attempt(run.path, from_step=from_step, lineage=lineage))
+    add_attempt(
+        run, number, make_attempt(run.path, from_step=from_step, lineage=lineage)
+    )
 
 
 def test_settings_of_one_attempt_make_nothing_of_another_missing(run, caplog):
@@ -193,7 +219,8 @@ def test_settings_of_one_attempt_make_nothing_of_another_missing(run, caplog):
         add_settings(run, number, from_step, **train)
         append_attempt(run, AttemptRecord(attempt=number, kind="failed", code=70))
     run.write(
-        run.lineage, changed(run.require_lineage(), train=changed(TrainingConfig(), eval_steps=2))
+        run.lineage,
+        changed(run.require_lineage(), train=changed(TrainingConfig(), eval_steps=2)),
     )
     reader = RunReader(run.path)
     assert len(reader.metrics) == 20 and len(reader.samples) == 2 and not caplog.text
@@ -209,10 +236,16 @@ def test_missing_validations_texts_attempts_and_measurements_are_named(run, capl
     append_attempt(run, AttemptRecord(attempt=2, kind="done", code=0, step=16))
     run.evaluations.touch()
     reader = RunReader(run.path)
-    assert len(reader.metrics) == 19 and len(reader.samples) == 1 and reader.evaluations == []
+    assert (
+        len(reader.metrics) == 19
+        and len(reader.samples) == 1
+        and reader.evaluations == []
+    )
     for path, number in ((run.metrics, 8), (run.samples, 4), (run.attempts, 1)):
         assert re.search(rf"{re.escape(str(path))} has no [^:]* {number}:", caplog.text)
-    assert str(run.evaluations) in caplog.text and "has no line of step" not in caplog.text
+    assert (
+        str(run.evaluations) in caplog.text and "has no line of step" not in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,16 +262,25 @@ def test_a_missing_evaluation_after_training_is_logged(
 ):
     run = RunFolder(make_run(finished=finished))
     run.write_config(
-        run.read_config() | {"evaluate": {"after_training": ["perplexity", "passkey", "export"]}}
+        run.read_config()
+        | {"evaluate": {"after_training": ["perplexity", "passkey", "export"]}}
     )
     if measured:
         newest = committed(run.checkpoints)[0]
         digest = newest.digest if measured == "the newest" else "blake3:0"
         asked = EvaluationRequest(
-            checkpoint=newest.path.name, digest=digest, sequences=None, passkey_lengths=()
+            checkpoint=newest.path.name,
+            digest=digest,
+            sequences=None,
+            passkey_lengths=(),
         )
         loss = TextLoss(loss=1.0, perplexity=2.7, bits_per_byte=1.5, tokens=9, bytes=9)
-        about = {"run": "run", "checkpoint": newest.path.name, "step": newest.step, "device": "cpu"}
+        about = {
+            "run": "run",
+            "checkpoint": newest.path.name,
+            "step": newest.step,
+            "device": "cpu",
+        }
         line = PerplexityLine(
             **about, kind="evaluate", asked=asked, text="rows", stream=False, model=loss
         )
@@ -248,7 +290,9 @@ def test_a_missing_evaluation_after_training_is_logged(
         "the card of the training is made before the evaluation"
     )
     write_report(run.path)
-    logged = [record.args for record in caplog.records if record.name == "infini_llama.report"]
+    logged = [
+        record.args for record in caplog.records if record.name == "infini_llama.report"
+    ]
     assert logged == [(run.path, kind) for kind in missing]
 
 
@@ -270,7 +314,9 @@ def test_a_line_whose_checksum_is_not_its_last_field_is_not_read(run, caplog):
     fields = json.loads(run.attempts.read_text())
     run.attempts.write_text(json.dumps({"crc32": fields.pop("crc32")} | fields) + "\n")
     assert read_attempts(run) == [] and f"{run.attempts}: line 1 " in caplog.text
-    run.attempts.write_text(json.dumps(fields) + "\n")  # as one who changes it on purpose does
+    run.attempts.write_text(
+        json.dumps(fields) + "\n"
+    )  # as one who changes it on purpose does
     assert len(read_attempts(run)) == 1
 
 
@@ -283,13 +329,18 @@ def test_an_altered_configuration_of_a_run_is_named(run, caplog):
     text = run.config.read_text().replace("0.25", "0.75")
     run.config.write_text(text)
     assert (
-        RunReader(run.path).config["train"]["learning_rate"] == TrainingConfig().learning_rate
+        RunReader(run.path).config["train"]["learning_rate"]
+        == TrainingConfig().learning_rate
         and str(run.config) in caplog.text
     )
-    run.config.write_text(text.partition("\n")[2])  # as one who changes it on purpose does
+    run.config.write_text(
+        text.partition("\n")[2]
+    )  # as one who changes it on purpose does
     assert RunReader(run.path).config == {"train": {"learning_rate": 0.75}}
     run.config.write_bytes(b"\xff: [")
-    assert RunReader(run.path).config["train"] == make_lineage().train.model_dump(mode="json")
+    assert RunReader(run.path).config["train"] == make_lineage().train.model_dump(
+        mode="json"
+    )
 
 
 @pytest.mark.parametrize("name", ["result.json", "environment.json"])
@@ -306,15 +357,17 @@ def test_a_damaged_result_or_environment_is_named(run, caplog, name, text):
 )
 def test_a_run_is_finished_once_it_has_its_steps_or_more(run, max_steps, state):
     run.write(run.lineage, changed(run.require_lineage(), max_steps=max_steps))
-    assert RunReader(run.path).state == state and (RunReader(run.path).summary is None) == (
-        state != "finished"
-    )
+    assert RunReader(run.path).state == state and (
+        RunReader(run.path).summary is None
+    ) == (state != "finished")
 
 
 @pytest.mark.parametrize(
     ("patience", "state"), [(3, "finished"), (4, "not begun"), (None, "not begun")]
 )
-def test_a_run_that_stopped_early_is_finished_under_the_same_patience(run, patience, state):
+def test_a_run_that_stopped_early_is_finished_under_the_same_patience(
+    run, patience, state
+):
     train = changed(TrainingConfig(), early_stopping_patience=patience)
     run.write(run.lineage, changed(run.require_lineage(), max_steps=20, train=train))
     add_result(run, 16, stopped_early=3)
@@ -339,7 +392,9 @@ def test_a_summary_without_metrics_has_no_losses(run, caplog):
     run.result.unlink()
     with pytest.raises(Damaged, match=str(run.result)):
         write_summary(run)
-    assert RunReader(run.path).result is None and f"{run.result} is missing" in caplog.text
+    assert (
+        RunReader(run.path).result is None and f"{run.result} is missing" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,7 +407,10 @@ def test_a_damaged_line_of_attempts_is_named_and_rebuilt(run, caplog, line):
     add_attempt(run, 1)
     add_attempt(run, 2)
     assert record_killed_attempts(run) == 2
-    assert [(record.attempt, record.code) for record in read_attempts(run)] == [(1, 0), (2, 70)]
+    assert [(record.attempt, record.code) for record in read_attempts(run)] == [
+        (1, 0),
+        (2, 70),
+    ]
     assert (
         f"{run.attempts}: line 2" in caplog.text
         and "cannot be read" in read_attempts(run)[-1].message

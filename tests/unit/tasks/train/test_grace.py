@@ -17,7 +17,13 @@ from infini_llama.tasks.train.stopping import (
 )
 from support.records import make_attempt, make_plan
 
-STEP = {"kind": "train", "step": 1, "step_time": 2.0, "save_time": 0.0, "save_write_time": 0.0}
+STEP = {
+    "kind": "train",
+    "step": 1,
+    "step_time": 2.0,
+    "save_time": 0.0,
+    "save_write_time": 0.0,
+}
 SAVED = STEP | {"step": 2, "save_time": 4.0, "save_write_time": 10.0}
 
 
@@ -32,7 +38,11 @@ def test_the_configured_grace_period_holds_until_a_longer_one_is_measured(tmp_pa
     assert grace_period(RunFolder(tmp_path), runtime) == 25.0
     assert grace_period(run_with(tmp_path, STEP), runtime) == 25.0
     measured = grace_period(run_with(tmp_path, STEP, SAVED), runtime)
-    assert measured == stop_seconds([TrainLine.model_validate(SAVED)]) == 1.5 * (2 + 4 + 20)
+    assert (
+        measured
+        == stop_seconds([TrainLine.model_validate(SAVED)])
+        == 1.5 * (2 + 4 + 20)
+    )
 
 
 def test_systemds_stop_timeout_is_extended(tmp_path, monkeypatch):

@@ -47,7 +47,12 @@ def planned(
     runtime = {"home": str(home), "name": "mine", "resume": resume}
     train = {"max_steps": max_steps, "warmup_steps": 1}
     config = parse_config(
-        {"data": {"source": "python-stdlib"}, "model": model, "train": train, "runtime": runtime}
+        {
+            "data": {"source": "python-stdlib"},
+            "model": model,
+            "train": train,
+            "runtime": runtime,
+        }
     )
     lineage = make_lineage(config, make_dataset())
     return plan_attempt(
@@ -56,7 +61,11 @@ def planned(
 
 
 def test_workers_that_share_sequences_come_in_whole_groups(caplog):
-    sections = {"train": {"context_parallel": 2}, "model": INFINI, "environment": {"device": "cpu"}}
+    sections = {
+        "train": {"context_parallel": 2},
+        "model": INFINI,
+        "environment": {"device": "cpu"},
+    }
     config = parse_config({"data": {"source": "python-stdlib"}} | sections)
     plan = plan_environment(config, CPU)
     assert plan.nproc_per_node == 2
@@ -70,12 +79,18 @@ def test_workers_that_share_sequences_come_in_whole_groups(caplog):
 
 
 def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
-    theirs = add_checkpoint(tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1)
+    theirs = add_checkpoint(
+        tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1
+    )
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"model\.hidden_size: 64 .* 128 "):
             planned(tmp_path, resume=str(theirs), hidden_size=128)
         attempt = planned(tmp_path, resume=str(theirs))
-        assert (attempt.resume_from, attempt.from_step, attempt.lineage.resumed_from) == (
+        assert (
+            attempt.resume_from,
+            attempt.from_step,
+            attempt.lineage.resumed_from,
+        ) == (
             theirs,
             7,
             str(theirs),
@@ -83,18 +98,29 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
 
 
 def test_a_checkpoint_of_a_version_without_maps_has_none(tmp_path):
-    theirs = add_checkpoint(tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1)
-    with pytest.raises(ConfigError, match=r"model\.memory_maps: False there, True here"):
+    theirs = add_checkpoint(
+        tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1
+    )
+    with pytest.raises(
+        ConfigError, match=r"model\.memory_maps: False there, True here"
+    ):
         planned(tmp_path, resume=str(theirs), memory_maps=True)
-    with pytest.raises(ConfigError, match=r"attend_previous_segment: False there, True here"):
+    with pytest.raises(
+        ConfigError, match=r"attend_previous_segment: False there, True here"
+    ):
         planned(tmp_path, resume=str(theirs), attend_previous_segment=True)
 
 
 def test_a_checkpoint_of_another_dataset(tmp_path, caplog):
     add_checkpoint(
-        RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, world_size=1, dataset="other"
+        RunFolder(tmp_path / "runs" / "mine").checkpoints,
+        7,
+        world_size=1,
+        dataset="other",
     )
-    with pytest.raises(DataError, match=r"another dataset \(other\) than this run \(same\)"):
+    with pytest.raises(
+        DataError, match=r"another dataset \(other\) than this run \(same\)"
+    ):
         planned(tmp_path)
     shutil.rmtree(tmp_path / "runs")
     theirs = add_checkpoint(tmp_path / "theirs", 7, world_size=1, dataset="other")
@@ -108,7 +134,9 @@ def test_a_checkpoint_after_which_nothing_is_trained(tmp_path, caplog):
         with pytest.raises(ConfigError, match=r"train\.max_steps"):
             planned(tmp_path, resume=str(theirs), max_steps=max_steps)
     assert planned(tmp_path, resume=str(theirs), max_steps=8).from_step == 7
-    add_checkpoint(RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, model={}, world_size=1)
+    add_checkpoint(
+        RunFolder(tmp_path / "runs" / "mine").checkpoints, 7, model={}, world_size=1
+    )
     assert planned(tmp_path, max_steps=7).from_step == 7 and not caplog.text, (
         "killed after its last save"
     )
@@ -118,7 +146,9 @@ def test_a_checkpoint_after_which_nothing_is_trained(tmp_path, caplog):
 def test_runtime_resume_applies_to_the_first_attempt_of_each_command(tmp_path):
     run = RunFolder(tmp_path / "runs" / "mine")
     own = add_checkpoint(run.checkpoints, 7, model={}, world_size=1)
-    append_attempt(run, AttemptRecord(attempt=1, invocation="a", kind="failed", code=70))
+    append_attempt(
+        run, AttemptRecord(attempt=1, invocation="a", kind="failed", code=70)
+    )
     attempt = planned(tmp_path, "a", "never")
     assert (attempt.resume_from, attempt.from_step) == (own, 7), "it was saved since"
     with pytest.raises(ConfigError, match=r"runtime\.resume=never"):
@@ -132,11 +162,16 @@ def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_c
     run = RunFolder(make_run(tmp_path, dataset, data))
     plan, attempts = make_plan(), list[AttemptPlan]()
     record = EnvironmentRecord(
-        plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+        plan=plan,
+        facts=CPU,
+        pinned=plan.pinned(),
+        pinned_at="2026-01-01T00:00:00+00:00",
     )
     run.write(run.environment, record)
     monkeypatch.setattr(
-        stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt)
+        stage,
+        "attempts_until_finished",
+        lambda attempt, locked: attempts.append(attempt),
     )
     monkeypatch.setattr(stage, "write_summary", lambda run: None)
     for resume, steps, rate, cores in (
@@ -145,14 +180,27 @@ def test_a_finished_run_that_is_taken_back_has_settings_and_environment_of_the_c
     ):
         runtime = {"name": run.path.name, "home": str(tmp_path), "resume": resume}
         train = {"max_steps": 40, "warmup_steps": 5, "learning_rate": 1e-4}
-        config = PipelineConfig.model_validate({"data": data, "train": train, "runtime": runtime})
-        planned = PlannedEnvironment(plan=plan, record=changed(record, facts=changed(CPU, cores=4)))
+        config = PipelineConfig.model_validate(
+            {"data": data, "train": train, "runtime": runtime}
+        )
+        planned = PlannedEnvironment(
+            plan=plan, record=changed(record, facts=changed(CPU, cores=4))
+        )
         is_refused = resume == "auto"
-        refusal = pytest.raises(ConfigError, match=r"finished at step 60[\s\S]*learning_rate")
+        refusal = pytest.raises(
+            ConfigError, match=r"finished at step 60[\s\S]*learning_rate"
+        )
         with refusal if is_refused else contextlib.nullcontext():
             stage.train(config, dataset, planned, "a")
-        lineage, environment = run.require_lineage(), run.read(EnvironmentRecord, run.environment)
-        assert (lineage.max_steps, lineage.train.learning_rate, environment.facts.cores) == (
+        lineage, environment = (
+            run.require_lineage(),
+            run.read(EnvironmentRecord, run.environment),
+        )
+        assert (
+            lineage.max_steps,
+            lineage.train.learning_rate,
+            environment.facts.cores,
+        ) == (
             steps,
             rate,
             cores,
@@ -175,24 +223,37 @@ def test_a_run_that_is_refused_before_its_first_attempt_leaves_its_name_to_other
 ):
     plan, attempts = make_plan(), list[AttemptPlan]()
     record = EnvironmentRecord(
-        plan=plan, facts=CPU, pinned=plan.pinned(), pinned_at="2026-01-01T00:00:00+00:00"
+        plan=plan,
+        facts=CPU,
+        pinned=plan.pinned(),
+        pinned_at="2026-01-01T00:00:00+00:00",
     )
     monkeypatch.setattr(
-        stage, "attempts_until_finished", lambda attempt, locked: attempts.append(attempt)
+        stage,
+        "attempts_until_finished",
+        lambda attempt, locked: attempts.append(attempt),
     )
     monkeypatch.setattr(stage, "write_summary", lambda run: None)
 
     def train(resume: str, seed: int) -> None:
         runtime = {"name": "mine", "home": str(tmp_path), "resume": resume}
         config = parse_config(
-            {"data": {"source": "python-stdlib"}, "train": {"seed": seed}, "runtime": runtime}
+            {
+                "data": {"source": "python-stdlib"},
+                "train": {"seed": seed},
+                "runtime": runtime,
+            }
         )
-        stage.train(config, make_dataset(), PlannedEnvironment(plan=plan, record=record), "a")
+        stage.train(
+            config, make_dataset(), PlannedEnvironment(plan=plan, record=record), "a"
+        )
 
     with pytest.raises(ConfigError, match=rf"runtime\.resume=.*{resume}"):
         train(resume, 1)
     run = RunFolder(tmp_path / "runs" / "mine")
-    assert run.read_lineage() is None and not run.environment.exists(), "no setting is pinned"
+    assert run.read_lineage() is None and not run.environment.exists(), (
+        "no setting is pinned"
+    )
     train("auto", 2)
     assert [attempt.config.train.seed for attempt in attempts] == [2]
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from infini_llama.configs.errors import ENDINGS, DataError, ExitCode, Preempted, in_words
+from infini_llama.configs.errors import (
+    ENDINGS,
+    DataError,
+    ExitCode,
+    Preempted,
+    in_words,
+)
 from infini_llama.tasks.records.status import RankError, RankStatus
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.attempt import exception_of
@@ -13,10 +19,23 @@ def reported(returncode: int, *statuses: RankStatus | None) -> Outcome:
     return outcome_of(Evidence(returncode, statuses, "logs"))
 
 
-def word(rank, state, code=0, step=5, time=1.0, message=None, kind="RuntimeError", peer_lost=False):
-    error = RankError(type=kind, message=message, peer_lost=peer_lost) if message else None
+def word(
+    rank,
+    state,
+    code=0,
+    step=5,
+    time=1.0,
+    message=None,
+    kind="RuntimeError",
+    peer_lost=False,
+):
+    error = (
+        RankError(type=kind, message=message, peer_lost=peer_lost) if message else None
+    )
     place = {"pid": 1, "node": 0, "host": "here", "machine": "here"}
-    return RankStatus(rank=rank, state=state, code=code, step=step, time=time, error=error, **place)
+    return RankStatus(
+        rank=rank, state=state, code=code, step=step, time=time, error=error, **place
+    )
 
 
 def test_all_preempted_carries_the_step_despite_torchruns_code():
@@ -25,8 +44,12 @@ def test_all_preempted_carries_the_step_despite_torchruns_code():
 
 
 def test_the_first_rank_that_failed_by_itself_is_the_cause():
-    lost = word(0, "failed", 70, time=1.0, message="Connection closed by peer", peer_lost=True)
-    cause = word(1, "failed", 65, time=2.0, message="shard is damaged", kind="DataError")
+    lost = word(
+        0, "failed", 70, time=1.0, message="Connection closed by peer", peer_lost=True
+    )
+    cause = word(
+        1, "failed", 65, time=2.0, message="shard is damaged", kind="DataError"
+    )
     outcome = reported(1, lost, cause)
     assert (
         (outcome.code, outcome.culprit) == (65, 1)
@@ -47,7 +70,13 @@ def test_only_an_error_of_another_program_has_its_kind_in_its_words(error, words
 
 
 def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():
-    lost = word(0, "failed", 70, message="Connection closed by peer [127.0.0.1]:1", peer_lost=True)
+    lost = word(
+        0,
+        "failed",
+        70,
+        message="Connection closed by peer [127.0.0.1]:1",
+        peer_lost=True,
+    )
     outcome = reported(1, lost, word(1, "running", 70))
     assert outcome.culprit is None and outcome.kind == "failed" and outcome.code == 70
     assert "rank 1 ended without an error report" in outcome.message
@@ -97,12 +126,20 @@ def test_what_is_known_best_decides(statuses, seen, code):
         (DONE, {"fault": OSError()}, type(None)),
         (DONE, {"stop_request": KeyboardInterrupt()}, Preempted),
         (REFUSED, {"stop_request": KeyboardInterrupt()}, type(None)),
-        (REFUSED, {"fault": OSError(), "stop_request": KeyboardInterrupt()}, type(None)),
+        (
+            REFUSED,
+            {"fault": OSError(), "stop_request": KeyboardInterrupt()},
+            type(None),
+        ),
     ],
 )
-def test_a_request_to_stop_ends_the_command_also_beside_a_fault(tmp_path, statuses, seen, kind):
+def test_a_request_to_stop_ends_the_command_also_beside_a_fault(
+    tmp_path, statuses, seen, kind
+):
     evidence = Evidence(1, statuses, "logs", **seen)
-    assert type(exception_of(outcome_of(evidence), evidence, RunFolder(tmp_path))) is kind
+    assert (
+        type(exception_of(outcome_of(evidence), evidence, RunFolder(tmp_path))) is kind
+    )
 
 
 def test_every_exit_code_has_its_ending():

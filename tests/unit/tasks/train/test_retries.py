@@ -20,7 +20,9 @@ def policy(limit=3, first_delay=5.0, steps=(0,)):
     """A policy that sees the newest checkpoint at these steps, one after the other, the last one for ever."""
     remaining = list(steps)
     return Retries(
-        limit, first_delay, lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0]
+        limit,
+        first_delay,
+        lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0],
     )
 
 
@@ -68,7 +70,12 @@ def test_an_older_checkpoint_does_not_renew_the_budget():
 
 def test_a_newer_checkpoint_renews_the_budget_and_the_delay():
     retries = policy(limit=1, steps=(0, 100, 200, 200))
-    assert [retries.delay_after(TrainFailed("x")) for _ in range(4)] == [5.0, 5.0, 5.0, None]
+    assert [retries.delay_after(TrainFailed("x")) for _ in range(4)] == [
+        5.0,
+        5.0,
+        5.0,
+        None,
+    ]
 
 
 def test_the_newest_attempt_is_marked_once_the_budget_is_spent(tmp_path):
@@ -102,5 +109,11 @@ def test_the_newest_attempt_is_marked_where_a_delay_is_broken_off(tmp_path):
 
 def test_the_delay_is_bounded_by_default():
     retries = policy(limit=100)
-    assert max(retries.delay_after(TrainFailed("x")) or 0 for _ in range(100)) == LONGEST_DELAY
-    assert policy(first_delay=2 * LONGEST_DELAY).delay_after(TrainFailed("x")) == 2 * LONGEST_DELAY
+    assert (
+        max(retries.delay_after(TrainFailed("x")) or 0 for _ in range(100))
+        == LONGEST_DELAY
+    )
+    assert (
+        policy(first_delay=2 * LONGEST_DELAY).delay_after(TrainFailed("x"))
+        == 2 * LONGEST_DELAY
+    )

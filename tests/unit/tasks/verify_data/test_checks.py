@@ -12,7 +12,11 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess.stage import preprocess
-from infini_llama.tasks.preprocess.tokens.shards import entropy_bits, map_shard, save_array
+from infini_llama.tasks.preprocess.tokens.shards import (
+    entropy_bits,
+    map_shard,
+    save_array,
+)
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.runs.gc import Rules, collect
 from infini_llama.tasks.storage.artifacts import MANIFEST, read_dataset, staging
@@ -30,7 +34,11 @@ def files_below(folder: Path) -> list[Path]:
 def rewrite(shard: Path, change: Change) -> None:
     offsets, values = change(*(array.copy() for array in map_shard(shard)))
     batch = pa.record_batch(
-        {"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))}
+        {
+            "input_ids": pa.LargeListArray.from_arrays(
+                pa.array(offsets), pa.array(values)
+            )
+        }
     )
     with shard.open("wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
         stream.write_batch(batch)
@@ -38,10 +46,15 @@ def rewrite(shard: Path, change: Change) -> None:
 
 def counted(folder: Path, split: str) -> dict:
     """What the manifest states of a split, with the lengths and the entropy of its shards as they are now."""
-    shards = [map_shard(shard) for shard in sorted((folder / split).glob("data-*.arrow"))]
+    shards = [
+        map_shard(shard) for shard in sorted((folder / split).glob("data-*.arrow"))
+    ]
     lengths = np.concatenate([np.diff(offsets) for offsets, _ in shards])
     counts = np.bincount(np.concatenate([values for _, values in shards]))
-    ends = {"shortest_document": int(lengths.min()), "longest_document": int(lengths.max())}
+    ends = {
+        "shortest_document": int(lengths.min()),
+        "longest_document": int(lengths.max()),
+    }
     facts = json.loads((folder / MANIFEST).read_bytes())["content"][split]
     return facts | ends | {"unigram_entropy_bits": entropy_bits(counts)}
 
@@ -61,23 +74,31 @@ def test_a_good_dataset_passes_with_a_report(built, dataset, level, caplog):
         "row files",
         "tokenizer",
     ]
-    assert names[5:] == (["tokens", "rows", "leakage", "text"] if level == "deep" else [])
+    assert names[5:] == (
+        ["tokens", "rows", "leakage", "text"] if level == "deep" else []
+    )
     assert all(check.detail for check in report.checks)
     files = [path for path in files_below(dataset) if path.name != MANIFEST]
     assert report.files == len(files) and report.checked_bytes == sum(
         path.stat().st_size for path in files
     )
     progress = [
-        record.__dict__["progress"] for record in caplog.records if hasattr(record, "progress")
+        record.__dict__["progress"]
+        for record in caplog.records
+        if hasattr(record, "progress")
     ]
     assert progress[-1].done == progress[-1].total == len(names)
 
 
-def test_every_shard_is_checked_whatever_the_threads(built, dataset, caplog, monkeypatch):
+def test_every_shard_is_checked_whatever_the_threads(
+    built, dataset, caplog, monkeypatch
+):
     home, reference = built
     for threads, at_once in ((16, 2_000_000), (1, 100)):
         monkeypatch.setattr(checks, "MOST_THREADS", threads)
-        monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.shards.COUNTED", at_once)
+        monkeypatch.setattr(
+            "infini_llama.tasks.preprocess.tokens.shards.COUNTED", at_once
+        )
         caplog.clear()
         with caplog.at_level(logging.INFO, logger="infini_llama.verify"):
             verify(reference, home, "deep")
@@ -88,16 +109,23 @@ def test_every_shard_is_checked_whatever_the_threads(built, dataset, caplog, mon
                 for record in caplog.records
                 if f"the tokens of {split}" in record.getMessage()
             ]
-            assert [each.done for each in reported] == list(range(1, len(shards) + 1)) and len(
-                shards
-            ) > 1
+            assert [each.done for each in reported] == list(
+                range(1, len(shards) + 1)
+            ) and len(shards) > 1
 
 
 def test_facts_of_the_manifest_that_the_tokens_deny_are_found_by_deep(built, dataset):
     home, reference = built
     content = json.loads((dataset / MANIFEST).read_bytes())["content"]
-    for name in ("tokens", "unigram_entropy_bits", "shortest_document", "longest_document"):
-        resealed = changed(reference, digest=reseal(dataset, train=content["train"] | {name: 1000}))
+    for name in (
+        "tokens",
+        "unigram_entropy_bits",
+        "shortest_document",
+        "longest_document",
+    ):
+        resealed = changed(
+            reference, digest=reseal(dataset, train=content["train"] | {name: 1000})
+        )
         with pytest.raises(DataError, match=f"{dataset}/train .*1,?000"):
             verify(resealed, home, "deep")
 
@@ -126,7 +154,11 @@ def test_quick_above_the_bound_leaves_only_the_bytes_of_shards_unread(built, dat
     shard = next((dataset / "train").glob("*.arrow"))
     flip(shard, 8 * 900)
     assert verify(reference, home, "quick", full_below=10).verify_on_read
-    for path in (dataset / "tokenizer.json", dataset / "token_bytes.npy", dataset / MANIFEST):
+    for path in (
+        dataset / "tokenizer.json",
+        dataset / "token_bytes.npy",
+        dataset / MANIFEST,
+    ):
         whole = path.read_bytes()
         flip(path, 8 * (len(whole) - 2))
         with pytest.raises(DataError, match=str(path)):
@@ -144,7 +176,9 @@ def test_what_no_checksum_shows_is_rebuilt_as_the_message_says(built, dataset, d
     with pytest.raises(DataError) as caught:
         verify(resealed, home, "deep")
     recipe = home / "units" / read_dataset(dataset).meta.recipe
-    assert f"--repair rebuilds none: remove {dataset} and {recipe}, " in str(caught.value)
+    assert f"--repair rebuilds none: remove {dataset} and {recipe}, " in str(
+        caught.value
+    )
     assert preprocess(data(), home, repair=True).built == ()
     assert recipe.is_dir() and recipe.parent == home / "units"
     shutil.rmtree(dataset)
@@ -189,7 +223,9 @@ def test_a_missing_dataset_is_reported(built, tmp_path):
 
 
 def token(place: int, value: int) -> Change:
-    def change(offsets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def change(
+        offsets: np.ndarray, values: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         values[place] = value
         return offsets, values
 
@@ -209,9 +245,15 @@ WRONG = [
         lambda offsets, values: (offsets, values.astype(np.uint32)),
         "holds uint32; the manifest says uint16",
     ),
-    (lambda offsets, values: (np.append(offsets[:-1], offsets[-1] - 1), values), COUNTS),
     (
-        lambda offsets, values: (np.concatenate((offsets[:2], offsets[1:2], offsets[3:])), values),
+        lambda offsets, values: (np.append(offsets[:-1], offsets[-1] - 1), values),
+        COUNTS,
+    ),
+    (
+        lambda offsets, values: (
+            np.concatenate((offsets[:2], offsets[1:2], offsets[3:])),
+            values,
+        ),
         NO_ASCENT,
     ),
     (lambda offsets, values: (np.concatenate(([1], offsets[1:])), values), COUNTS),
@@ -227,7 +269,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "sentence"), WRONG)
-def test_a_shard_that_is_whole_but_wrong_is_found_by_deep(built, dataset, change, sentence):
+def test_a_shard_that_is_whole_but_wrong_is_found_by_deep(
+    built, dataset, change, sentence
+):
     home, reference = built
     shard = dataset / "train" / "data-00000.arrow"
     rewrite(shard, change)
@@ -276,7 +320,9 @@ def test_tokens_that_the_tokenizer_would_not_give_are_found_by_deep(built, datas
     tokenizer = json.loads((dataset / "tokenizer.json").read_bytes())["model"]
     left, right = (tokenizer["vocab"][piece] for piece in tokenizer["merges"][0])
 
-    def unmerge(offsets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def unmerge(
+        offsets: np.ndarray, values: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         pieces = np.where(np.arange(len(values)) % 2, right, left)
         return offsets, np.where(values == 0, 0, pieces).astype(np.uint16)
 
@@ -297,7 +343,9 @@ def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
     shard = dataset / "validation" / "data-00000.arrow"
     extra = len(leaked)
 
-    def prepend(offsets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def prepend(
+        offsets: np.ndarray, values: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         return np.concatenate(([0], offsets + extra)), np.concatenate((leaked, values))
 
     rewrite(shard, prepend)
@@ -328,7 +376,9 @@ def test_an_end_of_text_token_that_text_could_hold_is_no_text(data, dataset, tmp
 
 def detail_of_text(reference: DatasetRef, home: Path) -> str:
     (found,) = (
-        check.detail for check in verify(reference, home, "deep").checks if check.name == "text"
+        check.detail
+        for check in verify(reference, home, "deep").checks
+        if check.name == "text"
     )
     return found
 
@@ -338,10 +388,14 @@ def test_a_unit_that_is_being_written_is_not_compared_with(built):
     unit = next((home / "units").glob("*/*/documents.npy")).parent
     half = staging(unit)
     (half / "documents.npy").write_bytes(b"half")
-    assert "with the hashes of the text that was read" in detail_of_text(reference, home)
+    assert "with the hashes of the text that was read" in detail_of_text(
+        reference, home
+    )
 
 
-def test_documents_of_deleted_units_are_not_compared(data, corpus, tmp_path, small_parts):
+def test_documents_of_deleted_units_are_not_compared(
+    data, corpus, tmp_path, small_parts
+):
     """`gc` deletes a unit of which the dataset has a copy without some documents."""
     text, home = shutil.copytree(corpus, tmp_path / "text"), tmp_path / "home"
     shutil.copyfile(text / "text-001.txt", text / "text-000.txt")

@@ -39,10 +39,15 @@ def test_torch_gives_the_bytes_of_numpy(lengths, length, stride, strategy):
     expected = compute_rows(documents, strategy, length, step)
     found = rows_by_torch(documents, strategy, length, step, "cpu")
     assert len(found) == len(expected)
-    for array, other in ((found.entries, expected.entries), (found.pieces, expected.pieces)):
+    for array, other in (
+        (found.entries, expected.entries),
+        (found.pieces, expected.pieces),
+    ):
         assert (array is None) is (other is None)
         assert array is None or (array.dtype, array.shape) == (other.dtype, other.shape)
-        assert array is None or (array.tobytes() == other.tobytes() and array.flags.c_contiguous)
+        assert array is None or (
+            array.tobytes() == other.tobytes() and array.flags.c_contiguous
+        )
 
 
 @pytest.fixture
@@ -51,21 +56,32 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     monkeypatch.setattr(
-        tables, "rows_by_torch", lambda *arguments: rows_by_torch(*arguments[:-1], "cpu")
+        "concurrent.futures.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1)
+    )
+    monkeypatch.setattr(
+        tables,
+        "rows_by_torch",
+        lambda *arguments: rows_by_torch(*arguments[:-1], "cpu"),
     )
 
 
 @pytest.mark.parametrize("strategy", ["concat", "window", *PACKED])
-def test_a_gpu_gives_the_bytes_of_the_cpu_and_is_recorded(data, tmp_path, digests, gpu, strategy):
-    settings, devices = {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}), []
+def test_a_gpu_gives_the_bytes_of_the_cpu_and_is_recorded(
+    data, tmp_path, digests, gpu, strategy
+):
+    settings, devices = (
+        {"packing": strategy} | ({"stride": 5} if strategy == "window" else {}),
+        [],
+    )
     for name, requested in (("gpu", "cuda:0"), ("cpu", "auto")):
         reference = preprocess(data(**settings, device=requested), tmp_path / name)
         table = tmp_path / name / reference.path / "chunks" / reference.row_table
         devices.append(read_row_table(table).meta.device)
     assert devices == ["cuda:0" if strategy in ON_A_GPU else "cpu", "cpu"]
-    assert digests(tmp_path / "cpu" / "datasets") == digests(tmp_path / "gpu" / "datasets")
+    assert digests(tmp_path / "cpu" / "datasets") == digests(
+        tmp_path / "gpu" / "datasets"
+    )
 
 
 def test_gpus_that_are_visible(monkeypatch, gpu):
@@ -82,7 +98,10 @@ def test_gpus_that_are_visible(monkeypatch, gpu):
 
 def test_a_gpu_that_fails_is_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with rows_on("cuda:1") as compute, pytest.raises(ConfigError, match=r"data\.device: cuda:1"):
+    with (
+        rows_on("cuda:1") as compute,
+        pytest.raises(ConfigError, match=r"data\.device: cuda:1"),
+    ):
         compute(LENGTHS, "greedy", 10, None)
 
 
@@ -99,4 +118,7 @@ def test_the_process_returns_the_rows():
                 compute_rows(LENGTHS, strategy, 10, stride),
             )
             assert found.entries.tobytes() == expected.entries.tobytes()
-            assert expected.pieces is None or found.pieces.tobytes() == expected.pieces.tobytes()
+            assert (
+                expected.pieces is None
+                or found.pieces.tobytes() == expected.pieces.tobytes()
+            )

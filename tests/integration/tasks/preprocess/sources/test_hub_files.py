@@ -46,7 +46,9 @@ def write(path: Path) -> None:
 
 
 def of_hub(folder: Path, **given: object) -> DataConfig:
-    return DataConfig.model_validate({"source": "huggingface", "dataset": str(folder)} | given)
+    return DataConfig.model_validate(
+        {"source": "huggingface", "dataset": str(folder)} | given
+    )
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -57,17 +59,26 @@ def of_hub(folder: Path, **given: object) -> DataConfig:
         "jsonl.gz",
     ],
 )
-def test_a_folder_has_the_same_documents_and_bytes_by_either_source(tmp_path, form, streaming):
+def test_a_folder_has_the_same_documents_and_bytes_by_either_source(
+    tmp_path, form, streaming
+):
     folder = tmp_path / "folder"
     write(folder / f"a.{form}")
     write(folder / "deeper" / f"b.{form}")
-    settings = {"validation_fraction": 0.5, "sequence_length": 4, "tokenizer": {"vocab_size": 270}}
+    settings = {
+        "validation_fraction": 0.5,
+        "sequence_length": 4,
+        "tokenizer": {"vocab_size": 270},
+    }
     files = DataConfig.model_validate({"files": [str(folder)], **settings})
     hub = of_hub(folder, streaming=streaming, **settings)
     seen = survey(hub)
     assert seen == survey(files)
     assert seen.documents == sorted(filter(None, TEXTS * 2))
-    assert preprocess(hub, tmp_path / "1").digest == preprocess(files, tmp_path / "2").digest
+    assert (
+        preprocess(hub, tmp_path / "1").digest
+        == preprocess(files, tmp_path / "2").digest
+    )
     assert not list((tmp_path / "cache").rglob("*.arrow"))
 
 
@@ -81,7 +92,9 @@ def test_a_folder_has_the_same_documents_and_bytes_by_either_source(tmp_path, fo
         ("a.parquet", "PAR1 and no more"),
     ],
 )
-def test_what_is_damaged_is_refused_in_the_same_words(tmp_path, name, content, streaming):
+def test_what_is_damaged_is_refused_in_the_same_words(
+    tmp_path, name, content, streaming
+):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / name).write_text(content, encoding="utf-8")
@@ -95,11 +108,15 @@ def test_what_is_damaged_is_refused_in_the_same_words(tmp_path, name, content, s
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_endings_in_capitals_which_datasets_does_not_find_are_refused(tmp_path, streaming):
+def test_endings_in_capitals_which_datasets_does_not_find_are_refused(
+    tmp_path, streaming
+):
     """By `source: files` they are read."""
     write(tmp_path / "folder" / "A.CSV")
     assert survey(DataConfig(files=[str(tmp_path / "folder")])).documents
-    with pytest.raises(DataError, match=r"data\.dataset: .*No \(supported\) data files found"):
+    with pytest.raises(
+        DataError, match=r"data\.dataset: .*No \(supported\) data files found"
+    ):
         survey(of_hub(tmp_path / "folder", streaming=streaming))
 
 
@@ -108,7 +125,9 @@ def test_an_unknown_split_names_the_file_that_decided_it(tmp_path, key):
     write(tmp_path / "folder" / "stories.jsonl")
     write(tmp_path / "folder" / "dev-diary.jsonl")
     splits = {"dataset_split": "validation", key: "train"}
-    with pytest.raises(DataError, match=rf"data\.{key}: .* no split 'train'.*dev-diary\.jsonl"):
+    with pytest.raises(
+        DataError, match=rf"data\.{key}: .* no split 'train'.*dev-diary\.jsonl"
+    ):
         survey(of_hub(tmp_path / "folder", **splits))
 
 
@@ -158,11 +177,26 @@ def hub(tmp_path):
     server.close()
 
 
-def test_a_dataset_of_the_hub_is_copied_once_and_read_without_network(tmp_path, hub, capfd):
-    settings = {"validation_fraction": 0.5, "sequence_length": 4, "tokenizer": {"vocab_size": 270}}
-    given = {"source": "huggingface", "dataset": DATASET, "dataset_config": "english", **settings}
+def test_a_dataset_of_the_hub_is_copied_once_and_read_without_network(
+    tmp_path, hub, capfd
+):
+    settings = {
+        "validation_fraction": 0.5,
+        "sequence_length": 4,
+        "tokenizer": {"vocab_size": 270},
+    }
+    given = {
+        "source": "huggingface",
+        "dataset": DATASET,
+        "dataset_config": "english",
+        **settings,
+    }
     data = DataConfig.model_validate(given)
-    place = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0"}
+    place = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "0",
+    }
     streamed = DataConfig.model_validate(given | {"streaming": True})
     first = finish_build(start_build(streamed, tmp_path / "streamed", **place))
     assert not list((tmp_path / "hf").rglob("*.csv"))

@@ -79,7 +79,9 @@ def test_a_stream_gives_the_bytes_of_the_copy_and_leaves_none(
     assert not list(cache.rglob("*.arrow"))
     copied = preprocess(data(**given), tmp_path / "copied")
     assert list(cache.rglob("*.arrow")) and streamed == copied
-    assert digests(tmp_path / "streamed" / "datasets") == digests(tmp_path / "copied" / "datasets")
+    assert digests(tmp_path / "streamed" / "datasets") == digests(
+        tmp_path / "copied" / "datasets"
+    )
 
 
 def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
@@ -104,15 +106,26 @@ def test_few_rows_are_held_at_a_time(folder, cache, monkeypatch):
     for _ in range(10):
         next(texts)
     assert sum(seen) <= huggingface.AT_ONCE
-    assert 10 + len(list(texts)) == len(ROWS) == sum(seen) and max(seen) <= huggingface.AT_ONCE
+    assert (
+        10 + len(list(texts)) == len(ROWS) == sum(seen)
+        and max(seen) <= huggingface.AT_ONCE
+    )
 
 
 def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
-    given = {"source": "huggingface", "dataset": str(folder), "files": [], "streaming": True}
+    given = {
+        "source": "huggingface",
+        "dataset": str(folder),
+        "files": [],
+        "streaming": True,
+    }
     with pytest.raises(DataError, match=r"hub.*text.*id, body"):
         preprocess(data(**given), tmp_path / "home")
     with pytest.raises(DataError, match="nothing"):
-        preprocess(data(**given, text_column="body", dataset_split="nothing"), tmp_path / "home")
+        preprocess(
+            data(**given, text_column="body", dataset_split="nothing"),
+            tmp_path / "home",
+        )
     records = list(split_of(folder, "id").records())
     assert len(records) == len(ROWS) and all(
         isinstance(record, Fault) for record in records
@@ -169,17 +182,26 @@ def test_a_stream_that_breaks_off_is_no_bad_text(
         "files": [],
     }
     with pytest.raises(PipelineError, match="'train'") as found:
-        preprocess(data(**given, streaming=True, on_bad_input=on_bad_input), tmp_path / "home")
+        preprocess(
+            data(**given, streaming=True, on_bad_input=on_bad_input), tmp_path / "home"
+        )
     assert found.value.exit_code == 70
     monkeypatch.setattr(
-        huggingface, "_opened", lambda split: opened(replace(split, dataset=str(folder)))
+        huggingface,
+        "_opened",
+        lambda split: opened(replace(split, dataset=str(folder))),
     )
     with pytest.raises(DataError, match="'text'"):
-        preprocess(data(**given | {"text_column": "text"}, streaming=True), tmp_path / "home")
+        preprocess(
+            data(**given | {"text_column": "text"}, streaming=True), tmp_path / "home"
+        )
 
 
 def test_an_unreachable_hub_is_not_bad_input(data, cache, tmp_path, monkeypatch):
-    for place in ("huggingface_hub.constants", "datasets.config"):  # read when they were imported
+    for place in (
+        "huggingface_hub.constants",
+        "datasets.config",
+    ):  # read when they were imported
         monkeypatch.setattr(f"{place}.HF_HUB_OFFLINE", True)
     given = {
         "source": "huggingface",

@@ -27,28 +27,39 @@ from support.remote import ConnectedFiles, WebServer, s3_server
 from support.stages import survey
 from support.texts import write_files
 
-TEXTS = [f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)]
+TEXTS = [
+    f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Text in every format, in folders, compressed and not; and what is not text."""
     folder = tmp_path_factory.mktemp("text") / "text"
-    lines = [(json.dumps({"id": n, "text": text}) + "\n").encode() for n, text in enumerate(TEXTS)]
+    lines = [
+        (json.dumps({"id": n, "text": text}) + "\n").encode()
+        for n, text in enumerate(TEXTS)
+    ]
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "a.txt").write_text("\ufeff" + TEXTS[0])
     (folder / ".hidden.txt").write_text("not read")
     (folder / "deep" / "b.jsonl").write_bytes(b"".join(lines[:200]))
-    (folder / "deep" / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[200:300]), mtime=0))
+    (folder / "deep" / "c.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(lines[200:300]), mtime=0)
+    )
     (folder / "deep" / "er" / "d.jsonl.bz2").write_bytes(
         b"".join(bz2.compress(line) for line in lines[300:310])
     )
-    (folder / "deep" / "er" / "e.txt.xz").write_bytes(lzma.compress(TEXTS[311].encode()))
+    (folder / "deep" / "er" / "e.txt.xz").write_bytes(
+        lzma.compress(TEXTS[311].encode())
+    )
     with pa.CompressedOutputStream(str(folder / "f.jsonl.zst"), "zstd") as file:
         file.write(b"".join(lines[320:400]))
     rows = [{"id": n, "text": text} for n, text in enumerate(TEXTS[400:800])]
     pq.write_table(pa.Table.from_pylist(rows), folder / "g.parquet", row_group_size=100)
-    table = pd.DataFrame({"text": [f"{text}\n{text}" for text in TEXTS[800:]], "label": 1})
+    table = pd.DataFrame(
+        {"text": [f"{text}\n{text}" for text in TEXTS[800:]], "label": 1}
+    )
     table.to_csv(folder / "h.tsv", sep="\t", index=False)
     return folder
 
@@ -81,13 +92,22 @@ def test_the_same_text_elsewhere_has_the_same_key(folder, s3, web, pattern):
     assert here[1] and elsewhere == [here, here]
 
 
-def test_the_same_bytes_from_s3_and_over_http_with_faults(data, digests, folder, s3, web, tmp_path):
+def test_the_same_bytes_from_s3_and_over_http_with_faults(
+    data, digests, folder, s3, web, tmp_path
+):
     here = preprocess(data(files=[f"{folder}/**/*"], num_workers=2), tmp_path / "here")
     expected = digests(tmp_path / "here" / "datasets")
-    assert preprocess(data(files=[f"{s3}/**/*"], num_workers=2), tmp_path / "s3") == here
+    assert (
+        preprocess(data(files=[f"{s3}/**/*"], num_workers=2), tmp_path / "s3") == here
+    )
     assert digests(tmp_path / "s3" / "datasets") == expected
     web.faults = ["503", "cut", "slow", "cut", "503", "slow"] * 3
-    assert preprocess(data(files=[f"{web.url}/text/**/*"], num_workers=2), tmp_path / "web") == here
+    assert (
+        preprocess(
+            data(files=[f"{web.url}/text/**/*"], num_workers=2), tmp_path / "web"
+        )
+        == here
+    )
     assert digests(tmp_path / "web" / "datasets") == expected and not web.faults
 
 
@@ -97,13 +117,20 @@ def test_an_unreachable_server_is_not_bad_input(web, fault, monkeypatch):
     web.faults = [fault] * 1000
     with pytest.raises(PipelineError) as raised:
         survey(
-            DataConfig(files=[f"{web.url}/text/deep/b.jsonl?signature=hush"], on_bad_input="skip")
+            DataConfig(
+                files=[f"{web.url}/text/deep/b.jsonl?signature=hush"],
+                on_bad_input="skip",
+            )
         )
     assert raised.value.exit_code == 70 and "hush" not in str(raised.value)
 
 
 def test_a_file_that_is_not_there_or_may_not_be_read_is_named(web, s3):
-    for pattern in (f"{web.url}/text/none.txt", f"{s3}/none*", "s3://no-such-bucket/x.txt"):
+    for pattern in (
+        f"{web.url}/text/none.txt",
+        f"{s3}/none*",
+        "s3://no-such-bucket/x.txt",
+    ):
         with pytest.raises(DataError):
             survey(DataConfig(files=[pattern]))
     web.always = "403"
@@ -123,7 +150,9 @@ def connected(folder, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize("pattern", ["{}/", "{}/deep/*.jsonl*", "{}/a.txt"])
-def test_a_filesystem_that_connects_when_it_is_opened_is_tried_again(folder, connected, pattern):
+def test_a_filesystem_that_connects_when_it_is_opened_is_tried_again(
+    folder, connected, pattern
+):
     here = survey(DataConfig(files=[pattern.format(folder)])).identity
     ConnectedFiles.refusals = remote.TRIES - 1
     assert (
@@ -132,11 +161,17 @@ def test_a_filesystem_that_connects_when_it_is_opened_is_tried_again(folder, con
     )
 
 
-def test_a_server_that_refuses_every_connection_is_named_without_the_password(connected):
+def test_a_server_that_refuses_every_connection_is_named_without_the_password(
+    connected,
+):
     ConnectedFiles.refusals = 1000
-    with pytest.raises(PipelineError, match=r"connected://me:\*\*\*@server/text/a\.txt") as raised:
+    with pytest.raises(
+        PipelineError, match=r"connected://me:\*\*\*@server/text/a\.txt"
+    ) as raised:
         survey(DataConfig(files=[f"{connected}/a.txt"]))
-    assert raised.value.exit_code == 70 and ConnectedFiles.refusals == 1000 - remote.TRIES
+    assert (
+        raised.value.exit_code == 70 and ConnectedFiles.refusals == 1000 - remote.TRIES
+    )
     ConnectedFiles.refusals = 0
     with pytest.raises(DataError) as missing:
         survey(DataConfig(files=[f"{connected}/none.txt"]))
@@ -168,11 +203,17 @@ def test_a_pointer_elsewhere_is_refused(folder, web):
         f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
     )
     with pytest.raises(DataError, match=r"pointer\.jsonl is a Git LFS pointer"):
-        survey(DataConfig(files=[f"{web.url}/text/deep/.pointer.jsonl"], on_bad_input="skip"))
+        survey(
+            DataConfig(
+                files=[f"{web.url}/text/deep/.pointer.jsonl"], on_bad_input="skip"
+            )
+        )
 
 
 @pytest.mark.parametrize("content_type", ["text/html", "text/html; charset=utf-8"])
-def test_what_a_server_calls_a_page_is_one_if_it_begins_with_a_tag(folder, web, content_type):
+def test_what_a_server_calls_a_page_is_one_if_it_begins_with_a_tag(
+    folder, web, content_type
+):
     web.content_type = content_type
     place = folder.parent / "pages"
     place.mkdir(exist_ok=True)
@@ -181,9 +222,16 @@ def test_what_a_server_calls_a_page_is_one_if_it_begins_with_a_tag(folder, web, 
     (place / "page.html").write_text("<div>Text of its own.</div>\n")
     with pytest.raises(DataError, match=r"sign-in\.txt is a web page"):
         survey(DataConfig(files=[f"{web.url}/pages/sign-in.txt"]))
-    for name in ("pages/plain.txt", "pages/page.html", "text/deep/b.jsonl", "text/g.parquet"):
+    for name in (
+        "pages/plain.txt",
+        "pages/page.html",
+        "text/deep/b.jsonl",
+        "text/g.parquet",
+    ):
         assert survey(DataConfig(files=[f"{web.url}/{name}"])).documents
-    assert survey(DataConfig(files=[f"{web.url}/pages/sign-in.txt"], format="txt")).documents
+    assert survey(
+        DataConfig(files=[f"{web.url}/pages/sign-in.txt"], format="txt")
+    ).documents
     web.content_type = "text/plain"
     assert survey(DataConfig(files=[f"{web.url}/pages/sign-in.txt"])).documents
 
@@ -192,7 +240,10 @@ def test_a_server_without_ranges_is_copied_once_for_a_reading(folder, monkeypatc
     monkeypatch.setattr(remote, "BLOCK", 10_000)
     here = survey(DataConfig(files=[str(folder / "deep" / "b.jsonl")])).identity
     with WebServer(folder.parent, ranges=False) as server:
-        assert survey(DataConfig(files=[f"{server.url}/text/deep/b.jsonl"])).identity == here
+        assert (
+            survey(DataConfig(files=[f"{server.url}/text/deep/b.jsonl"])).identity
+            == here
+        )
         assert server.requests["b.jsonl"] < 6
 
 
@@ -206,7 +257,9 @@ def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(
         web.sent.clear()
         corpus = Corpus(DataConfig(files=[f"{web.url}/copy/*"]), tmp_path / "home")
         corpus.read()
-        return corpus.units_by_source(), sorted(name for name in web.sent if name.endswith(".txt"))
+        return corpus.units_by_source(), sorted(
+            name for name in web.sent if name.endswith(".txt")
+        )
 
     monkeypatch.setattr(parts, "RUN_BYTES", 1)  # each file is a part
     first = look()
@@ -230,19 +283,25 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     _, [(file, _)] = matching(f"{web.url}/rows.parquet")
     web.sent.clear()
     assert [text for batch in formats.read(file, "text") for text in batch] == texts
-    assert web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096  # the column, and not the other
+    assert (
+        web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096
+    )  # the column, and not the other
     spans = formats.spans(file, file.size or 0, "auto", 150_000)
     assert spans is not None and len(spans) == 20
     web.sent.clear()
     assert [
-        text for batch in formats.read(file, "text", "auto", spans[10]) for text in batch
+        text
+        for batch in formats.read(file, "text", "auto", spans[10])
+        for text in batch
     ] == texts[1000:1100]
     assert web.sent["rows.parquet"] < 300_000
 
 
 def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch):
     commit, read = "0123456789" * 4, []
-    monkeypatch.setattr(huggingface, "revision_of", lambda dataset, revision: Revision(commit))
+    monkeypatch.setattr(
+        huggingface, "revision_of", lambda dataset, revision: Revision(commit)
+    )
     nothing = SimpleNamespace(config=SimpleNamespace(data_files=None))
     monkeypatch.setattr(huggingface.HuggingFace, "_builder", lambda source: nothing)
     monkeypatch.setattr(
@@ -263,4 +322,7 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
         and read[0].revision.commit == commit
     )
     before = len(read)
-    assert lookup(data(**given), tmp_path) == changed(reference, built=[]) and len(read) == before
+    assert (
+        lookup(data(**given), tmp_path) == changed(reference, built=[])
+        and len(read) == before
+    )

@@ -49,15 +49,21 @@ def test_compiled_code_is_used_in_training_and_not_in_evaluation(monkeypatch, tm
     ids = torch.randint(0, 61, (2, 13))
 
     def step(module, *_):
-        return ValidationLine(step=1, loss=module(ids[:, :-1], ids[:, 1:]).item(), tokens=24)
+        return ValidationLine(
+            step=1, loss=module(ids[:, :-1], ids[:, 1:]).item(), tokens=24
+        )
 
     validation, metrics = SimpleNamespace(measure=step), SimpleNamespace(writer=None)
     heartbeat = SimpleNamespace(beat=lambda *_: None)
-    training = Training(make_attempt(tmp_path), strategy, None, strategy.ranks, heartbeat, None)
+    training = Training(
+        make_attempt(tmp_path), strategy, None, strategy.ranks, heartbeat, None
+    )
     evaluation = Evaluation(training, validation, metrics)
     loss = step(strategy.module).loss
     assert len(calls) == 2
     assert abs(evaluation._measure(1).loss - loss) < 1e-4
     assert len(calls) == 2
     step(strategy.module)
-    assert len(calls) == 4 and len(set(map(id, calls))) == 1, "nothing was compiled anew"
+    assert len(calls) == 4 and len(set(map(id, calls))) == 1, (
+        "nothing was compiled anew"
+    )

@@ -11,7 +11,11 @@ from infini_llama.tasks.preprocess.tokens.shards import map_shard
 from infini_llama.tasks.report.curves import loss_chart
 from infini_llama.tasks.report.run import data_card
 from infini_llama.tasks.runs.run_reader import RunReader
-from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_dataset, read_row_table
+from infini_llama.tasks.storage.artifacts import (
+    ROW_TABLES,
+    read_dataset,
+    read_row_table,
+)
 from support.texts import write_lines
 from support.trained_runs import trained_run
 
@@ -85,7 +89,12 @@ def test_a_run_shows_the_entropy_of_its_validation_targets(data, texts, tmp_path
     assert run.dataset is not None
     bits = run.dataset.rows.meta.unigram_entropy_bits
     assert bits is not None
-    (level,) = [curve for curve in loss_chart(run).curves if curve.label == "unigram entropy"]
+    (level,) = [
+        curve for curve in loss_chart(run).curves if curve.label == "unigram entropy"
+    ]
     assert level.y == [bits * np.log(2)] * 2
     card = data_card(run)
-    assert card["unigram entropy"] == f"{bits * np.log(2):.3f} nats per target (validation)"
+    assert (
+        card["unigram entropy"]
+        == f"{bits * np.log(2):.3f} nats per target (validation)"
+    )

@@ -35,7 +35,10 @@ LENGTHS = st.lists(st.integers(1, 40) | st.integers(1, 6), min_size=1, max_size=
 def rows_of(packed: RowArrays) -> list[list[tuple[int, int]]]:
     """Rows as lists of (first token, tokens)."""
     bounds = packed.entries.tolist()
-    return [[tuple(piece) for piece in packed.pieces[a:b].tolist()] for a, b in pairwise(bounds)]
+    return [
+        [tuple(piece) for piece in packed.pieces[a:b].tolist()]
+        for a, b in pairwise(bounds)
+    ]
 
 
 def literal_pieces(lengths: list[int], length: int) -> list[tuple[int, int]]:
@@ -60,7 +63,11 @@ def literal_rows(
     def free(row: int) -> int:
         return capacity - sum(size for _, size in rows[row])
 
-    for piece in sorted(pieces, key=lambda piece: -piece[1]) if strategy == "best_fit" else pieces:
+    for piece in (
+        sorted(pieces, key=lambda piece: -piece[1])
+        if strategy == "best_fit"
+        else pieces
+    ):
         fitting = [row for row in range(len(rows)) if free(row) >= piece[1]]
         if strategy == "padded":
             fitting = []
@@ -82,7 +89,9 @@ def literal_rows(
 
 @settings(max_examples=200, deadline=None)
 @given(lengths=LENGTHS, length=st.integers(2, 20), strategy=st.sampled_from(PACKED))
-def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths, length, strategy):
+def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(
+    lengths, length, strategy
+):
     packed = pack(np.array(lengths, dtype=np.int64), length, strategy)
     found, literal = (
         rows_of(packed),
@@ -90,7 +99,8 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     )
     if strategy == "best_fit":  # of rows with equal space any is the best
         assert (
-            sorted(sorted(size for _, size in row) for row in found) and len(found) == len(literal)
+            sorted(sorted(size for _, size in row) for row in found)
+            and len(found) == len(literal)
             if literal
             else not found
         )
@@ -100,9 +110,13 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
     else:
         assert found == literal
     assert all(sum(size for _, size in row) <= length + 1 and row for row in found)
-    targets = [start + k for row in found for start, size in row for k in range(1, size)]
+    targets = [
+        start + k for row in found for start, size in row for k in range(1, size)
+    ]
     firsts = np.cumsum([0, *lengths[:-1]]).tolist()
-    assert sorted(targets) == [token for token in range(sum(lengths)) if token not in firsts]
+    assert sorted(targets) == [
+        token for token in range(sum(lengths)) if token not in firsts
+    ]
     costs = costs_of(packed, np.array(lengths), length)
     assert costs.targets == len(targets) and costs.lost_tokens == lengths.count(1)
     assert costs.cut_documents == sum(size > length + 1 for size in lengths)
@@ -114,7 +128,9 @@ def test_rows_are_those_of_the_textbook_and_every_token_is_a_target_once(lengths
 
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, length=st.integers(2, 20), stride=st.integers(1, 20))
-def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length, stride):
+def test_windows_overlap_by_the_stride_and_their_cost_is_counted(
+    lengths, length, stride
+):
     tokens, table = sum(lengths), np.array(lengths)
     if tokens <= length or stride > length:
         return
@@ -124,7 +140,9 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(lengths, length
         start for start in range(0, tokens, stride) if start + length + 1 <= tokens
     ]
     assert row_count(tokens, length, length) == row_count(tokens, length)
-    covered = {token for start in starts.tolist() for token in range(start, start + length + 1)}
+    covered = {
+        token for start in starts.tolist() for token in range(start, start + length + 1)
+    }
     ends = np.cumsum(lengths).tolist()
     rows = [(start, start + length + 1) for start in starts.tolist()]
     cut = sum(
@@ -143,12 +161,15 @@ def test_best_fit_wastes_less_than_a_thousandth():
     packed = pack(lengths, 2048, "best_fit")
     assert costs_of(packed, lengths, 2048).efficiency >= 0.999
     assert (
-        pack(lengths, 2048, "first_fit").entries.size < pack(lengths, 2048, "greedy").entries.size
+        pack(lengths, 2048, "first_fit").entries.size
+        < pack(lengths, 2048, "greedy").entries.size
     )
 
 
 @pytest.mark.parametrize("strategy", [*PACKED, "window"])
-def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_path, strategy):
+def test_a_dataset_of_each_strategy_is_built_verified_and_described(
+    data, tmp_path, strategy
+):
     extra = {"stride": 5} if strategy == "window" else {}
     whole = preprocess(data(), tmp_path)
     reference = preprocess(data(packing=strategy, **extra), tmp_path)
@@ -162,7 +183,8 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
     numbers = np.arange(len(reader), dtype=np.int64)
     tokens, mask = reader.gather(numbers), reader.targets(numbers)
     assert (
-        len(reader) == reference.train.rows and reader.count_targets(numbers) == statistics.targets
+        len(reader) == reference.train.rows
+        and reader.count_targets(numbers) == statistics.targets
     )
     if strategy == "window":
         assert mask is None and tokens[1].tolist() == stream[5 : 5 + 17].tolist()
@@ -170,7 +192,9 @@ def test_a_dataset_of_each_strategy_is_built_verified_and_described(data, tmp_pa
     assert mask is not None and mask.sum() == statistics.targets
     lengths = document_lengths(folder, shards)
     firsts = lengths.cumsum() - lengths
-    assert sorted(tokens[:, 1:][mask].tolist()) == sorted(np.delete(stream, firsts).tolist())
+    assert sorted(tokens[:, 1:][mask].tolist()) == sorted(
+        np.delete(stream, firsts).tolist()
+    )
 
 
 def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path):
@@ -185,11 +209,15 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
     total, count = model.loss(inputs, labels)
     single = torch.zeros((), dtype=torch.float64)
     for row, used in zip(tokens, mask, strict=True):
-        length = int(used.sum()) + 1  # a row of one piece: its tokens without the padding
-        single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[0]
-    assert count == mask.sum() == reader.count_targets(rows) and total.item() == pytest.approx(
-        single.item(), rel=1e-9
-    )
+        length = (
+            int(used.sum()) + 1
+        )  # a row of one piece: its tokens without the padding
+        single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[
+            0
+        ]
+    assert count == mask.sum() == reader.count_targets(
+        rows
+    ) and total.item() == pytest.approx(single.item(), rel=1e-9)
     for world in (1, 2, 4):
         batches = [
             TrainBatches(curriculum_stages(reader), BatchPlan(3, 8, 2, rank, world))
@@ -204,7 +232,9 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
-def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, strategy):
+def test_the_loss_of_isolated_documents_is_that_of_single_rows(
+    data, tmp_path, strategy
+):
     reference = preprocess(data(packing=strategy), tmp_path)
     reader = TokenReader(tmp_path / reference.path, reference.row_table, "train")
     torch.manual_seed(0)
@@ -220,7 +250,11 @@ def test_the_loss_of_isolated_documents_is_that_of_single_rows(data, tmp_path, s
             mine = document == number
             single += model.loss(row[None, mine], label[None, mine])[0]
     assert shared
-    assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(single.item(), rel=1e-9)
-    assert model.loss(inputs, labels)[0].item() != pytest.approx(single.item(), rel=1e-9)
+    assert model.loss(inputs, labels, documents)[0].item() == pytest.approx(
+        single.item(), rel=1e-9
+    )
+    assert model.loss(inputs, labels)[0].item() != pytest.approx(
+        single.item(), rel=1e-9
+    )
     plain = TrainBatches(curriculum_stages(reader), BatchPlan(3, 8, 2, 0, 1))
     assert next(plain.micro_batches(0, torch.device("cpu"))).documents is None

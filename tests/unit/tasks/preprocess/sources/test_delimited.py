@@ -32,7 +32,9 @@ def read(path: Path) -> list[str | Fault]:
 
 
 def written(folder: Path, content: str | bytes, name: str = "x.tsv") -> Path:
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (folder / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
     return folder / name
 
 
@@ -63,7 +65,9 @@ AS_TEXT = {
 def test_quotes_of_a_tsv_that_no_writer_of_tables_puts_are_text(tmp_path, case, ending):
     for end in ("\n", "\r\n"):
         path = written(
-            tmp_path, PACK[ending](lines(*AS_TEXT[case], end=end).encode()), f"x.tsv{ending}"
+            tmp_path,
+            PACK[ending](lines(*AS_TEXT[case], end=end).encode()),
+            f"x.tsv{ending}",
         )
         assert read(path) == AS_TEXT[case]
 
@@ -103,18 +107,27 @@ def test_quotes_of_a_tsv_from_pandas_are_none_of_its_text(
     assert read(path) == texts
 
 
-EXCEL = 'id\ttext\r\n1\t"Hello, you"\r\n2\tfine\r\n3\t"two\nlines, ""quoted"""\r\n4\t""\r\n'
+EXCEL = (
+    'id\ttext\r\n1\t"Hello, you"\r\n2\tfine\r\n3\t"two\nlines, ""quoted"""\r\n4\t""\r\n'
+)
 
 
 def test_quotes_of_a_tsv_from_excel_are_none_of_its_text(tmp_path):
     """It also puts them around each field with a comma."""
-    assert read(written(tmp_path, EXCEL)) == ["Hello, you", "fine", 'two\nlines, "quoted"', ""]
+    assert read(written(tmp_path, EXCEL)) == [
+        "Hello, you",
+        "fine",
+        'two\nlines, "quoted"',
+        "",
+    ]
     assert read(written(tmp_path, lines('"Hello, you"', "fine", '"a, b"'))) == [
         "Hello, you",
         "fine",
         "a, b",
     ]
-    assert read(written(tmp_path, 'place\ttext\nhere, now\t"Hello, you"\n')) == ['"Hello, you"']
+    assert read(written(tmp_path, 'place\ttext\nhere, now\t"Hello, you"\n')) == [
+        '"Hello, you"'
+    ]
 
 
 LETTERS = st.text(st.sampled_from('""\t\n\r, abü'), max_size=12)
@@ -126,20 +139,30 @@ LETTERS = st.text(st.sampled_from('""\t\n\r, abü'), max_size=12)
     columns=st.sampled_from([*COLUMNS]),
     at_once=st.sampled_from([1, 7, 2**16]),
 )
-def test_what_pandas_writes_is_read_or_refused(tmp_path_factory, texts, columns, at_once):
+def test_what_pandas_writes_is_read_or_refused(
+    tmp_path_factory, texts, columns, at_once
+):
     delimited.READ = at_once  # by default the last of them
     path = tmp_path_factory.mktemp("tsv") / "x.tsv"
-    pd.DataFrame(COLUMNS[columns](texts)).to_csv(path, sep="\t", index=False, lineterminator="\r\n")
+    pd.DataFrame(COLUMNS[columns](texts)).to_csv(
+        path, sep="\t", index=False, lineterminator="\r\n"
+    )
     try:
         assert read(path) == texts
     except Unreadable as refused:
-        assert "two ways" in str(refused) and columns in ("one", "behind words", "before numbers")
+        assert "two ways" in str(refused) and columns in (
+            "one",
+            "behind words",
+            "before numbers",
+        )
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     texts=st.lists(
-        st.text(st.sampled_from('"",. ab'), min_size=1, max_size=8), min_size=1, max_size=8
+        st.text(st.sampled_from('"",. ab'), min_size=1, max_size=8),
+        min_size=1,
+        max_size=8,
     )
 )
 def test_no_line_of_text_with_quotes_is_lost(tmp_path_factory, texts):
@@ -153,7 +176,9 @@ def test_no_line_of_text_with_quotes_is_lost(tmp_path_factory, texts):
         assert (
             found == texts
             or found
-            == [row[1] for row in csv.reader(io.StringIO(lines(*texts)), delimiter="\t")][1:]
+            == [
+                row[1] for row in csv.reader(io.StringIO(lines(*texts)), delimiter="\t")
+            ][1:]
         )
 
 
@@ -183,7 +208,9 @@ def test_no_line_of_text_with_quotes_is_lost(tmp_path_factory, texts):
         ('text\n"Hello\nyou"\n', "the quote that line 2 opens is closed in line 3"),
     ],
 )
-def test_what_fits_neither_reading_or_both_is_refused_with_its_line(tmp_path, content, words):
+def test_what_fits_neither_reading_or_both_is_refused_with_its_line(
+    tmp_path, content, words
+):
     with pytest.raises(Unreadable) as refused:
         read(written(tmp_path, content))
     assert words in str(refused.value)
@@ -204,7 +231,11 @@ def test_a_table_in_a_text_is_no_record_if_another_text_has_lines(tmp_path):
             b'id,text\n1,"two\nlines"\n2,"open\nand\n',
             "is damaged in the record that begins in line 4 (unexpected end",
         ),
-        ("x.csv", b'"id" x,text\n1,one\n', "is damaged in the record that begins in line 1 ("),
+        (
+            "x.csv",
+            b'"id" x,text\n1,one\n',
+            "is damaged in the record that begins in line 1 (",
+        ),
         (
             "x.csv",
             b'"id,text\n1,one\n',
@@ -215,8 +246,16 @@ def test_a_table_in_a_text_is_no_record_if_another_text_has_lines(tmp_path):
             b'id,text\n1,"two\nlines"\n\n2,"a"b\n',
             "is damaged in the record that begins in line 5 (",
         ),
-        ("x.csv", b'id,text\n1,"two\nlines"\n2,caf\xe9\n', "is not UTF-8 in line 4 (byte 5 of it)"),
-        ("x.tsv", b"id\ttext\r1\ttwo\r2\tcaf\xe9\n", "is not UTF-8 in line 3 (byte 5 of it)"),
+        (
+            "x.csv",
+            b'id,text\n1,"two\nlines"\n2,caf\xe9\n',
+            "is not UTF-8 in line 4 (byte 5 of it)",
+        ),
+        (
+            "x.tsv",
+            b"id\ttext\r1\ttwo\r2\tcaf\xe9\n",
+            "is not UTF-8 in line 3 (byte 5 of it)",
+        ),
     ],
 )
 def test_an_error_names_the_line(tmp_path, monkeypatch, name, content, words):
@@ -228,9 +267,18 @@ def test_an_error_names_the_line(tmp_path, monkeypatch, name, content, words):
 
 def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
     found = read(
-        written(tmp_path, 'id,text\r\n1,"two\r\nlines"\r\n"2\n3"\r\n\r\n4,good\r5,better', "x.csv")
+        written(
+            tmp_path,
+            'id,text\r\n1,"two\r\nlines"\r\n"2\n3"\r\n\r\n4,good\r5,better',
+            "x.csv",
+        )
     )
-    assert found == ["two\r\nlines", Fault("has 1 fields instead of 2 in line 4"), "good", "better"]
+    assert found == [
+        "two\r\nlines",
+        Fault("has 1 fields instead of 2 in line 4"),
+        "good",
+        "better",
+    ]
     found = read(written(tmp_path, lines("good", 'a "b"\tc', "better")))
     assert found == ["good", Fault("has 3 fields instead of 2 in line 3"), "better"]
 
@@ -243,7 +291,10 @@ def test_rows_with_quotes_come_in_batches(tmp_path, monkeypatch):
 
 def test_looking_at_quotes_takes_little_memory_however_far_one_is_open(tmp_path):
     path = written(
-        tmp_path, lines('"open', *("a line of the text that follows " * 20 for _ in range(15_000)))
+        tmp_path,
+        lines(
+            '"open', *("a line of the text that follows " * 20 for _ in range(15_000))
+        ),
     )
     tracemalloc.start()
     found = sum(1 for batch in formats.read(path, "text") for _ in batch)
@@ -255,22 +306,34 @@ def test_looking_at_quotes_takes_little_memory_however_far_one_is_open(tmp_path)
 @pytest.mark.parametrize(
     ("name", "header", "message"),
     [
-        ("x.csv", "id;text", r"has fields between semicolons, not commas .*save it with commas"),
+        (
+            "x.csv",
+            "id;text",
+            r"has fields between semicolons, not commas .*save it with commas",
+        ),
         ("x.csv", '"id";"text"', "has fields between semicolons"),
         ("x.csv", "id;text;notes, if any", "has fields between semicolons"),
         ("x.csv", "id|text", "has fields between vertical bars"),
         ("x.csv", "id\ttext", "has fields between tabs, .*set data.format=tsv"),
-        ("x.tsv", "id,text", "has fields between commas, not tabs .*set data.format=csv"),
+        (
+            "x.tsv",
+            "id,text",
+            "has fields between commas, not tabs .*set data.format=csv",
+        ),
         ("x.csv", "sep=,\nid,text", "begins with Excel's line 'sep='"),
         ("x.csv", "# made in 2026\nid,text", "has no column 'text'"),
     ],
 )
-def test_another_delimiter_is_named(tmp_path: Path, name: str, header: str, message: str) -> None:
+def test_another_delimiter_is_named(
+    tmp_path: Path, name: str, header: str, message: str
+) -> None:
     with pytest.raises(Unreadable, match=message):
         read(written(tmp_path, f"{header}\n0;words\n", name))
 
 
-def test_a_header_that_was_given_as_the_column_is_refused_by_its_delimiter(tmp_path: Path) -> None:
+def test_a_header_that_was_given_as_the_column_is_refused_by_its_delimiter(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path, "id;text\n0;words\n", "x.csv")
     with pytest.raises(Unreadable, match="has fields between semicolons"):
         list(formats.read(path, "id;text"))

@@ -15,11 +15,16 @@ from infini_llama.tasks.preprocess.sources import formats
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 
 PAGE = b"<!DOCTYPE html>\n<html><body><p>You have to sign in.</p></body></html>\n"
-DENIED = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>'
-LINES = b"".join(
-    json.dumps({"id": number, "text": f"text {number}"}).encode() + b"\n" for number in range(60)
+DENIED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>'
 )
-TABLE = b"id,text\n" + b"".join(b"%d,text %d\n" % (number, number) for number in range(60))
+LINES = b"".join(
+    json.dumps({"id": number, "text": f"text {number}"}).encode() + b"\n"
+    for number in range(60)
+)
+TABLE = b"id,text\n" + b"".join(
+    b"%d,text %d\n" % (number, number) for number in range(60)
+)
 
 
 def parquet() -> bytes:
@@ -34,12 +39,15 @@ def written(path: Path, content: bytes) -> Path:
     return path
 
 
-def documents(path: Path, form: str = "auto", text_column: str = "text") -> list[object]:
+def documents(
+    path: Path, form: str = "auto", text_column: str = "text"
+) -> list[object]:
     return list(chain.from_iterable(formats.read(path, text_column, form)))
 
 
 @pytest.mark.parametrize(
-    "name", ["book.txt", "book.txt.gz", "notes.md", "part.jsonl", "part.csv", "book", "a.py"]
+    "name",
+    ["book.txt", "book.txt.gz", "notes.md", "part.jsonl", "part.csv", "book", "a.py"],
 )
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -48,10 +56,16 @@ def documents(path: Path, form: str = "auto", text_column: str = "text") -> list
         (b"\xef\xbb\xbf\n<!-- saved -->\n<HTML lang='en'>", "is a web page"),
         (b'<?xml version="1.0"?>\n' + PAGE, "is a web page"),
         (DENIED, "is an error of an object store as XML"),
-        (b"<Error xmlns='x'><Code>NoSuchKey</Code>", "is an error of an object store as XML"),
+        (
+            b"<Error xmlns='x'><Code>NoSuchKey</Code>",
+            "is an error of an object store as XML",
+        ),
         (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n", "is a PDF, not text"),
         (rb"{\rtf1\ansi\deff0 The river\par}", "is RTF, not text"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 river", "is a document of an old Office program"),
+        (
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 river",
+            "is a document of an old Office program",
+        ),
     ],
 )
 def test_a_page_or_formatted_document_in_place_of_a_text_is_refused(
@@ -70,7 +84,9 @@ def test_pages_are_read_where_the_name_says_so(tmp_path: Path, name: str) -> Non
 def test_a_format_of_the_configuration_is_not_second_guessed(
     tmp_path: Path, content: bytes
 ) -> None:
-    assert documents(written(tmp_path / "part-00000", content), "txt") == [content.decode()]
+    assert documents(written(tmp_path / "part-00000", content), "txt") == [
+        content.decode()
+    ]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def texts(home: Path, **data: object) -> tuple[set[str], dict[str, int]]:
     """The names of the files of text, and how many files of the program there are by place."""
     corpus = Corpus(DataConfig.model_validate(data), home)
-    return {file.name for part in corpus.parts for file in part.files}, corpus.left_out().own_files
+    return {
+        file.name for part in corpus.parts for file in part.files
+    }, corpus.left_out().own_files
 
 
 @pytest.mark.parametrize("pattern", [".", "**/*.jsonl", "*", "../project"])
@@ -60,18 +62,27 @@ def test_files_below_the_home_folder_are_left_out_and_counted(
     folder = project / "workspace" if home == "absolute" else Path(home)
     found, left_out = texts(folder, files=[pattern])
     assert found == {"a.jsonl"} | ({"text/b.jsonl"} if pattern != "*" else set())
-    assert list(left_out) == ([f"below {folder} (runtime.home)"] if pattern != "*" else [])
-    assert sum(left_out.values()) == {".": 5, "../project": 5, "**/*.jsonl": 2, "*": 0}[pattern]
+    assert list(left_out) == (
+        [f"below {folder} (runtime.home)"] if pattern != "*" else []
+    )
+    assert (
+        sum(left_out.values())
+        == {".": 5, "../project": 5, "**/*.jsonl": 2, "*": 0}[pattern]
+    )
 
 
 def test_links_into_the_home_folder_are_left_out(project: Path) -> None:
     (project / "latest").symlink_to("workspace/runs/one")
-    (project / "text" / "sample.jsonl").symlink_to("../workspace/runs/one/samples.jsonl")
+    (project / "text" / "sample.jsonl").symlink_to(
+        "../workspace/runs/one/samples.jsonl"
+    )
     assert texts(Path("workspace"), files=["."])[0] == {"a.jsonl", "text/b.jsonl"}
     assert texts(Path("workspace"), files=["text/*"])[0] == {"b.jsonl"}
 
 
-def test_what_was_moved_and_linked_into_the_home_folder_is_left_out(project: Path) -> None:
+def test_what_was_moved_and_linked_into_the_home_folder_is_left_out(
+    project: Path,
+) -> None:
     (project / "workspace" / "runs").rename(project / "moved")
     (project / "workspace" / "runs").symlink_to("../moved")
     moved = project / "workspace" / "datasets" / "moved"
@@ -83,7 +94,9 @@ def test_what_was_moved_and_linked_into_the_home_folder_is_left_out(project: Pat
     assert texts(Path("workspace"), files=["**/*"])[0] == {"a.jsonl", "text/b.jsonl"}
 
 
-def test_a_pattern_that_begins_in_the_home_folder_names_text_of_the_users(project: Path) -> None:
+def test_a_pattern_that_begins_in_the_home_folder_names_text_of_the_users(
+    project: Path,
+) -> None:
     for pattern in (
         "workspace",
         "workspace/*.jsonl",
@@ -92,16 +105,25 @@ def test_a_pattern_that_begins_in_the_home_folder_names_text_of_the_users(projec
     ):
         assert texts(Path("workspace"), files=[pattern])[0] == {"mine.jsonl"}, pattern
     write(project, *WRITTEN)
-    assert texts(Path(), files=["."])[0] == {"a.jsonl", "text/b.jsonl", "workspace/mine.jsonl"} | {
-        f"workspace/{name}" for name in WRITTEN
-    }
+    assert texts(Path(), files=["."])[0] == {
+        "a.jsonl",
+        "text/b.jsonl",
+        "workspace/mine.jsonl",
+    } | {f"workspace/{name}" for name in WRITTEN}
 
 
 @pytest.mark.parametrize(
     "pattern",
-    ["workspace/runs/one/samples.jsonl", "workspace/runs", "workspace/*/*/*.json", "link"],
+    [
+        "workspace/runs/one/samples.jsonl",
+        "workspace/runs",
+        "workspace/*/*/*.json",
+        "link",
+    ],
 )
-def test_text_that_only_the_program_wrote_is_refused(project: Path, pattern: str) -> None:
+def test_text_that_only_the_program_wrote_is_refused(
+    project: Path, pattern: str
+) -> None:
     (project / "link").symlink_to("workspace/runs/one/samples.jsonl")
     for key in ("files", "validation_files"):
         with pytest.raises(DataError, match=rf"data\.{key}: .*runtime\.home"):
@@ -146,7 +168,9 @@ def test_the_configuration_and_the_mirror_are_no_text(
         "validation_fraction": 0.3,
         "tokenizer": {"vocab_size": 300},
     }
-    (project / "run.json").write_text(json.dumps({"data": data, "storage": {"mirror": "backup"}}))
+    (project / "run.json").write_text(
+        json.dumps({"data": data, "storage": {"mirror": "backup"}})
+    )
     write(project / "backup", "runs/one/samples.jsonl")
     names = []
     for _ in range(2):
@@ -165,10 +189,14 @@ def test_the_configuration_and_the_mirror_are_no_text(
     assert "the configuration" in capsys.readouterr().err
 
 
-def test_the_places_of_a_run_are_kept_where_its_configuration_is_resolved(project: Path) -> None:
+def test_the_places_of_a_run_are_kept_where_its_configuration_is_resolved(
+    project: Path,
+) -> None:
     (project / "run.json").write_text(json.dumps({"data": {"files": ["*.json*"]}}))
     config = load_config("run.json")
-    config = changed(config, runtime=changed(config.runtime, home=project / "workspace"))
+    config = changed(
+        config, runtime=changed(config.runtime, home=project / "workspace")
+    )
     assert preparation_for(config).corpus.left_out().own_files == {
         f"{project / 'run.json'} (the configuration)": 1
     }
@@ -203,7 +231,9 @@ def card() -> str:
 
 @pytest.mark.parametrize("pattern", ["", "**/*", "**/*.json*", "*/*"])
 def test_runs_datasets_and_exports_are_no_text_wherever_they_lie(tmp_path, pattern):
-    write(tmp_path, "mine/a.jsonl", "run/logs/attempt-01/time.jsonl", "run/metrics.jsonl")
+    write(
+        tmp_path, "mine/a.jsonl", "run/logs/attempt-01/time.jsonl", "run/metrics.jsonl"
+    )
     write_record(tmp_path / "run" / "lineage.json", make_lineage())
     with staged(tmp_path / "old" / "set") as folder:
         write(folder, "tokenizer.json", "train/data.arrow")
@@ -212,7 +242,9 @@ def test_runs_datasets_and_exports_are_no_text_wherever_they_lie(tmp_path, patte
     (tmp_path / "out" / "README.md").write_text(card())
     found = names(tmp_path, pattern)
     own = {"", "**/*", "**/*.json*"}
-    assert found == {"mine/a.jsonl"} | ({"out/data/own.jsonl"} if pattern in own else set())
+    assert found == {"mine/a.jsonl"} | (
+        {"out/data/own.jsonl"} if pattern in own else set()
+    )
 
 
 def test_a_file_of_a_run_that_is_named_is_refused(tmp_path):
@@ -224,7 +256,12 @@ def test_a_file_of_a_run_that_is_named_is_refused(tmp_path):
 
 def test_files_of_the_same_names_that_others_wrote_are_text(tmp_path):
     write(tmp_path, "lineage.json", "manifest.json", "README.md", "deep/a.jsonl")
-    assert names(tmp_path, "") == {"lineage.json", "manifest.json", "README.md", "deep/a.jsonl"}
+    assert names(tmp_path, "") == {
+        "lineage.json",
+        "manifest.json",
+        "README.md",
+        "deep/a.jsonl",
+    }
 
 
 LOGS = [
@@ -240,12 +277,27 @@ LOGS = [
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize(
     "pattern",
-    ["", "table", "table/*.parquet", "table/*/*.parquet", "table/date=1", "**/p.parquet.gz"],
+    [
+        "",
+        "table",
+        "table/*.parquet",
+        "table/*/*.parquet",
+        "table/date=1",
+        "**/p.parquet.gz",
+    ],
 )
 def test_files_of_a_table_with_a_log_of_versions_are_refused(tmp_path, log, pattern):
-    write(tmp_path, f"table/{log}", "table/a.parquet", "table/date=1/p.parquet.gz", "b.jsonl")
+    write(
+        tmp_path,
+        f"table/{log}",
+        "table/a.parquet",
+        "table/date=1/p.parquet.gz",
+        "b.jsonl",
+    )
     write(tmp_path, "table/date=1/c.parquet")
-    with pytest.raises(DataError, match=r"data\.files: .*has files of .*table, a table of"):
+    with pytest.raises(
+        DataError, match=r"data\.files: .*has files of .*table, a table of"
+    ):
         names(tmp_path, pattern)
     assert names(tmp_path, "b.jsonl") == {"b.jsonl"}
 
@@ -253,22 +305,37 @@ def test_files_of_a_table_with_a_log_of_versions_are_refused(tmp_path, log, patt
 def test_a_table_as_a_dataset_of_hugging_face_is_refused(tmp_path):
     write(tmp_path, "table/_delta_log/0.json", "table/a.parquet")
     with pytest.raises(DataError, match=r"data\.dataset: .*, a table of Delta Lake"):
-        Corpus(DataConfig(source="huggingface", dataset=str(tmp_path / "table")), tmp_path / "w")
+        Corpus(
+            DataConfig(source="huggingface", dataset=str(tmp_path / "table")),
+            tmp_path / "w",
+        )
 
 
 def test_words_beside_a_table_and_folders_of_similar_names_are_text(tmp_path):
-    write(tmp_path, "_delta_log/0.json", "notes.md", "other/metadata/a.json", "other/b.parquet")
+    write(
+        tmp_path,
+        "_delta_log/0.json",
+        "notes.md",
+        "other/metadata/a.json",
+        "other/b.parquet",
+    )
     assert names(tmp_path, "*.md") == {"notes.md"}
     write(tmp_path / "more", "metadata/a.json", "b.parquet", "snapshot/a.json")
     with pytest.raises(DataError):
         names(tmp_path, "other")
     (tmp_path / "_delta_log" / "0.json").unlink()
     (tmp_path / "_delta_log").rmdir()
-    assert names(tmp_path, "more") == {"metadata/a.json", "b.parquet", "snapshot/a.json"}
+    assert names(tmp_path, "more") == {
+        "metadata/a.json",
+        "b.parquet",
+        "snapshot/a.json",
+    }
 
 
 @pytest.mark.parametrize("log", ["_delta_log/0.json", "metadata/v1.metadata.json"])
-@pytest.mark.parametrize("pattern", ["", "/*.parquet", "/date=1/*.parquet", "/**/c.parquet"])
+@pytest.mark.parametrize(
+    "pattern", ["", "/*.parquet", "/date=1/*.parquet", "/**/c.parquet"]
+)
 def test_a_table_elsewhere_is_refused(tmp_path, log, pattern):
     files = fsspec.filesystem("memory")
     for path in (log, "a.parquet", "date=1/c.parquet"):

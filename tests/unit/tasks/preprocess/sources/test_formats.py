@@ -41,13 +41,19 @@ def read(*given: Any) -> Iterator[str | Fault]:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("form", ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"])
-def test_records_of_every_format_plain_and_compressed_are_the_texts(tmp_path, form, ending):
+@pytest.mark.parametrize(
+    "form", ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"]
+)
+def test_records_of_every_format_plain_and_compressed_are_the_texts(
+    tmp_path, form, ending
+):
     path = compressed(encoded(form, TEXTS), tmp_path, f"x.{form}{ending}")
     assert list(read(path, "text")) == TEXTS
 
 
-@pytest.mark.parametrize("name", ["x.txt", "x.md", "X.MD.GZ", "x.txt.xz", "x.md.zst", "no_ending"])
+@pytest.mark.parametrize(
+    "name", ["x.txt", "x.md", "X.MD.GZ", "x.txt.xz", "x.md.zst", "no_ending"]
+)
 def test_other_text_is_one_document(tmp_path, name):
     path = compressed("# Title\n\nüber".encode(), tmp_path, name)
     assert list(read(path, "text")) == ["# Title\n\nüber"]
@@ -59,7 +65,12 @@ def test_an_arrow_file_and_json_in_other_arrangements_are_read(tmp_path):
         file.write_table(table)
     assert list(read(tmp_path / "x.arrow", "text")) == TEXTS
     for number, text in enumerate(
-        ['"a" {"text": "b"}\n{"text": "c", "n": 1}', '["a", "b", {"text": "c"}]', " [ ] ", ""]
+        [
+            '"a" {"text": "b"}\n{"text": "c", "n": 1}',
+            '["a", "b", {"text": "c"}]',
+            " [ ] ",
+            "",
+        ]
     ):
         (tmp_path / f"{number}.json").write_text(text)
     found = [list(read(tmp_path / f"{number}.json", "text")) for number in range(4)]
@@ -80,8 +91,12 @@ def test_json_is_the_same_however_it_is_cut_into_blocks(tmp_path_factory, texts,
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.text(st.sampled_from("ab\nü日🙂"), max_size=120), longest=st.integers(4, 20))
-def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factory, text, longest):
+@given(
+    text=st.text(st.sampled_from("ab\nü日🙂"), max_size=120), longest=st.integers(4, 20)
+)
+def test_long_text_is_several_documents_that_joined_are_the_text(
+    tmp_path_factory, text, longest
+):
     folder = tmp_path_factory.mktemp("long")
     (folder / "x.txt").write_bytes(text.encode())
     (folder / "x.jsonl").write_text(json.dumps({"text": text}))
@@ -99,19 +114,26 @@ def test_long_text_is_several_documents_that_joined_are_the_text(tmp_path_factor
 def test_a_line_beyond_any_record_is_a_fault_and_costs_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "LONGEST_RECORD", 100_000)
     with (tmp_path / "x.jsonl").open("wb") as file:
-        file.write(b'{"text": "good"}\n{"text": "' + b"x" * 30_000_000 + b'"}\n{"text": "after"}\n')
+        file.write(
+            b'{"text": "good"}\n{"text": "'
+            + b"x" * 30_000_000
+            + b'"}\n{"text": "after"}\n'
+        )
     tracemalloc.start()
     found = list(read(tmp_path / "x.jsonl", "text"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (
-        found == ["good", Fault("has a line longer than 100,000 bytes (line 2)"), "after"]
+        found
+        == ["good", Fault("has a line longer than 100,000 bytes (line 2)"), "after"]
         and peak < 6_000_000
     )
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl.gz", "csv", "json", "parquet"])
-def test_reading_takes_little_memory_however_large_the_file(tmp_path, ending, monkeypatch):
+def test_reading_takes_little_memory_however_large_the_file(
+    tmp_path, ending, monkeypatch
+):
     monkeypatch.setattr(records, "LONGEST_DOCUMENT", 2**20)
     texts = [f"line {number} of the text\n" * 400 for number in range(1_000)]  # 9 MB
     form = ending.split(".")[0]
@@ -134,8 +156,12 @@ def test_filters_are_counted_and_told(tmp_path, caplog):
         assert "records read" not in caplog.text, "a look at the text is not a build"
         log_left_out(corpus.report)
     assert corpus.documents == ["other text", "same", "same", "same"]
-    assert "6 records read: 1 empty, 1 too short, 2 exact duplicates (kept" in caplog.text
-    corpus = survey(DataConfig(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True))
+    assert (
+        "6 records read: 1 empty, 1 too short, 2 exact duplicates (kept" in caplog.text
+    )
+    corpus = survey(
+        DataConfig(files=[str(tmp_path / "x.jsonl")], min_length=2, deduplicate=True)
+    )
     assert corpus.documents == ["other text", "same"] and corpus.report.duplicates == 2
 
 
@@ -172,9 +198,13 @@ def test_the_parts_of_a_file_of_lines_are_its_lines_wherever_it_is_cut(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "BLOCK", block)
         parts = formats.spans(path, path.stat().st_size, "auto", most) or [None]
-        found = [record for part in parts for record in read(path, "text", "auto", part)]
+        found = [
+            record for part in parts for record in read(path, "text", "auto", part)
+        ]
     assert found == whole  # with the numbers of their lines in faults
-    assert parts == [None] or [first for first, _ in parts[1:]] == [end for _, end in parts[:-1]]
+    assert parts == [None] or [first for first, _ in parts[1:]] == [
+        end for _, end in parts[:-1]
+    ]
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
@@ -198,15 +228,21 @@ def test_the_parts_of_a_file_of_tables_are_its_rows_and_name_them(tmp_path, form
         and parts[0][0] == 0
         and all(a[1] == b[0] for a, b in pairwise(parts))
     )
-    assert [record for part in parts for record in read(path, "text", "auto", part)] == texts
+    assert [
+        record for part in parts for record in read(path, "text", "auto", part)
+    ] == texts
     assert formats.spans(path, path.stat().st_size, "auto", 10**6) is None
 
 
 def test_the_row_of_a_fault_is_that_of_the_file(tmp_path):
     path = tmp_path / "x.parquet"
-    pyarrow.parquet.write_table(pa.table({"text": list(range(20))}), path, row_group_size=5)
+    pyarrow.parquet.write_table(
+        pa.table({"text": list(range(20))}), path, row_group_size=5
+    )
     faults = list(read(path, "text", "auto", (2, 3)))
-    assert faults == [Fault(f"has int instead of text in row {number}") for number in range(11, 16)]
+    assert faults == [
+        Fault(f"has int instead of text in row {number}") for number in range(11, 16)
+    ]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv", "x.txt", "x.json"])
@@ -222,12 +258,16 @@ def test_the_text_of_a_line_is_that_of_the_standard_parser(tmp_path):
         '{"text": ""}',
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(lines))
-    assert list(read(tmp_path / "x.jsonl", "text")) == [json.loads(line)["text"] for line in lines]
+    assert list(read(tmp_path / "x.jsonl", "text")) == [
+        json.loads(line)["text"] for line in lines
+    ]
 
 
 @pytest.mark.parametrize("column", ['the "text"', "a\\b", "two\nlines", "ü"])
 def test_a_field_may_have_any_name(tmp_path, column):
-    lines = [json.dumps({"text": "no", column: f"number {number}"}) for number in range(3)]
+    lines = [
+        json.dumps({"text": "no", column: f"number {number}"}) for number in range(3)
+    ]
     (tmp_path / "x.jsonl").write_text("\n".join([*lines, "{}"]))
     *texts, fault = read(tmp_path / "x.jsonl", column)
     assert (
@@ -239,7 +279,9 @@ def test_a_field_may_have_any_name(tmp_path, column):
 
 def test_numbers_of_any_length_are_no_text(tmp_path):
     number = "9" * 5000
-    (tmp_path / "x.jsonl").write_text(f'{{"n": {number}, "text": "a"}}\n{{"text": {number}}}')
+    (tmp_path / "x.jsonl").write_text(
+        f'{{"n": {number}, "text": "a"}}\n{{"text": {number}}}'
+    )
     assert list(read(tmp_path / "x.jsonl", "text")) == [
         "a",
         Fault("has int instead of text in line 2"),
@@ -270,7 +312,9 @@ PACKED["zst"] = [pa.Codec("zstd").compress(line, asbytes=True) for line in LINES
 
 
 @pytest.mark.parametrize("ending", [*PACKED])
-@pytest.mark.parametrize("damage", ["header", "cut in the header", "cut at the end", "appended"])
+@pytest.mark.parametrize(
+    "damage", ["header", "cut in the header", "cut at the end", "appended"]
+)
 def test_a_damaged_later_stream_is_an_error_and_not_the_end(tmp_path, ending, damage):
     first, second, third = PACKED[ending]
     damaged = {
@@ -291,24 +335,39 @@ MARK = "\ufeff"
 @pytest.mark.parametrize(
     "form", ["txt", "md", "rst", "py", "jsonl", "ndjson", "json", "csv", "tsv"]
 )
-def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(tmp_path, form, ending):
+def test_a_byte_order_mark_is_no_text_at_a_files_start_and_text_elsewhere(
+    tmp_path, form, ending
+):
     texts = [f"first {MARK}", f"{MARK}second"]
-    data = "\n".join(texts).encode() if form in DOCUMENT_ENDINGS else encoded(form, texts)
+    data = (
+        "\n".join(texts).encode() if form in DOCUMENT_ENDINGS else encoded(form, texts)
+    )
     plain = list(read(compressed(data, tmp_path, f"plain.{form}{ending}"), "text"))
     marked = list(
-        read(compressed(MARK.encode() + data, tmp_path, f"marked.{form}{ending}"), "text")
+        read(
+            compressed(MARK.encode() + data, tmp_path, f"marked.{form}{ending}"), "text"
+        )
     )
     assert marked == plain and MARK in str(plain[0])
     twice = (
-        list(read(compressed(MARK.encode() * 2 + data, tmp_path, f"twice.{form}{ending}"), "text"))
+        list(
+            read(
+                compressed(MARK.encode() * 2 + data, tmp_path, f"twice.{form}{ending}"),
+                "text",
+            )
+        )
         if form == "txt"
         else []
     )
     assert twice == [MARK + str(text) for text in plain[: len(twice)]]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+)
+@pytest.mark.parametrize(
+    "name", ["x.txt", "x.jsonl", "x.json", "x.csv", "x.tsv", "x.txt.gz"]
+)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -326,7 +385,9 @@ def test_other_encodings_are_named(tmp_path, name, encoding, content, message):
 def test_xz_streams_longer_than_a_block_are_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "BUFFER", 1000)
     data = random.Random(4).randbytes(30_000).hex().encode() * 3
-    (tmp_path / "x.txt.xz").write_bytes(lzma.compress(data[:50_000]) + lzma.compress(data[50_000:]))
+    (tmp_path / "x.txt.xz").write_bytes(
+        lzma.compress(data[:50_000]) + lzma.compress(data[50_000:])
+    )
     assert "".join(read(tmp_path / "x.txt.xz", "text")).encode() == data
 
 
@@ -352,13 +413,19 @@ PADDED = {
         for number, data in enumerate(parts)
     ],
 )
-def test_what_compressors_put_between_and_around_streams_is_no_damage(tmp_path, ending, between):
+def test_what_compressors_put_between_and_around_streams_is_no_damage(
+    tmp_path, ending, between
+):
     first, second, third = PACKED[ending]
     before = between if between.strip(b"\0") else b""
     (tmp_path / f"x.jsonl.{ending}").write_bytes(
         before + first + between + second + between + between + third + between
     )
-    assert list(read(tmp_path / f"x.jsonl.{ending}", "text")) == ["first", "second", "third"]
+    assert list(read(tmp_path / f"x.jsonl.{ending}", "text")) == [
+        "first",
+        "second",
+        "third",
+    ]
     (tmp_path / f"cut.jsonl.{ending}").write_bytes(first + between + second[:-1])
     (tmp_path / f"more.jsonl.{ending}").write_bytes(first + between + b"more")
     for name in ("cut", "more"):
@@ -403,14 +470,21 @@ LARGE = frame(b"x", window=21 << 3)  # 2^31 bytes, as of zstd --long=31
         (frame(b"x", window=(17 << 3) + 1), "a zstd window above 128 MiB"),
         (frame(b"x", size=2**29), "a zstd window above 128 MiB"),
         (
-            SKIPPED + PACKED["zst"][0] + frame(b"a" * 300) + frame(b"", size=0) + SKIPPED + LARGE,
+            SKIPPED
+            + PACKED["zst"][0]
+            + frame(b"a" * 300)
+            + frame(b"", size=0)
+            + SKIPPED
+            + LARGE,
             "above 128 MiB",
         ),
         (frame(b"x", window=8, dictionary=7), "a zstd dictionary"),
     ],
     ids=["long", "mantissa", "segment", "later", "dictionary"],
 )
-def test_zstd_that_needs_more_is_refused_and_not_skipped(tmp_path, content, words, on_bad_input):
+def test_zstd_that_needs_more_is_refused_and_not_skipped(
+    tmp_path, content, words, on_bad_input
+):
     (tmp_path / "a.txt").write_text("good " * 100)
     (tmp_path / "b.txt.zst").write_bytes(content)
     with pytest.raises(DataError) as refused:
@@ -420,11 +494,17 @@ def test_zstd_that_needs_more_is_refused_and_not_skipped(tmp_path, content, word
     ) and words in str(refused.value)
 
 
-def test_zstd_with_the_largest_window_is_read_and_a_damaged_frame_stays_damaged(tmp_path):
+def test_zstd_with_the_largest_window_is_read_and_a_damaged_frame_stays_damaged(
+    tmp_path,
+):
     (tmp_path / "x.txt.zst").write_bytes(frame(b"text", window=17 << 3))
     assert list(read(tmp_path / "x.txt.zst", "text")) == ["text"]
     for number, content in enumerate(
-        (frame(b"text", has_checksum=True), LARGE[:5], PACKED["zst"][0] + b"\x28\xb5\x2f\xfd")
+        (
+            frame(b"text", has_checksum=True),
+            LARGE[:5],
+            PACKED["zst"][0] + b"\x28\xb5\x2f\xfd",
+        )
     ):
         (tmp_path / f"{number}.txt.zst").write_bytes(content)
         with pytest.raises(Unreadable, match="is damaged"):
@@ -432,7 +512,9 @@ def test_zstd_with_the_largest_window_is_read_and_a_damaged_frame_stays_damaged(
 
 
 def test_all_of_several_arrow_streams_is_read(tmp_path):
-    (tmp_path / "x.arrow").write_bytes(arrow("first") + arrow() + arrow("second", "third"))
+    (tmp_path / "x.arrow").write_bytes(
+        arrow("first") + arrow() + arrow("second", "third")
+    )
     assert list(read(tmp_path / "x.arrow", "text")) == ["first", "second", "third"]
 
 
@@ -478,7 +560,9 @@ FRAGMENTS = st.sampled_from(
 @example(
     fragments=["{", "\n", '"text":"c"', "}", '{"text":"a"}']
 )  # two lines and two values, but not one in each
-def test_lines_that_are_parsed_together_are_those_parsed_one_by_one(tmp_path_factory, fragments):
+def test_lines_that_are_parsed_together_are_those_parsed_one_by_one(
+    tmp_path_factory, fragments
+):
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_text("".join(fragments), newline="")
     together = list(read(path, "text"))

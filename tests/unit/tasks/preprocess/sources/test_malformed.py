@@ -47,7 +47,10 @@ FILES = {
     "noise.json": (NOISE, "is not UTF-8"),
     "noise.parquet": (NOISE, "is damaged (Parquet magic bytes not found in footer."),
     "noise.arrow": (NOISE, "is damaged"),
-    "page.parquet": (b"<html>404</html>", "is damaged (Parquet magic bytes not found in footer."),
+    "page.parquet": (
+        b"<html>404</html>",
+        "is damaged (Parquet magic bytes not found in footer.",
+    ),
     "none.parquet": (b"", "is damaged (Parquet file size is 0 bytes)"),
     "none.arrow": (b"", "is damaged"),
     "none.csv": (b"", "has no column 'text' (it has none)"),
@@ -56,13 +59,22 @@ FILES = {
     "none.jsonl.zst": (b"", "is damaged (it has no bytes"),
     "joined.parquet": (TABLE + TABLE, "holds several parquet files, one after another"),
     "cut.parquet": (TABLE[: len(TABLE) // 2], "is damaged (Parquet magic bytes"),
-    "cut.parquet.gz": (gzip.compress(TABLE)[:-20], "is damaged (Compressed file ended before"),
-    "cut-inside.parquet.gz": (gzip.compress(TABLE[:-20]), "is damaged (Parquet magic bytes"),
+    "cut.parquet.gz": (
+        gzip.compress(TABLE)[:-20],
+        "is damaged (Compressed file ended before",
+    ),
+    "cut-inside.parquet.gz": (
+        gzip.compress(TABLE[:-20]),
+        "is damaged (Parquet magic bytes",
+    ),
     "flipped.parquet": (
         TABLE[:60] + bytes([TABLE[60] ^ 255]) + TABLE[61:],
         "is damaged (Couldn't deserialize thrift",
     ),
-    "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:-9], "is damaged (Compressed file ended before"),
+    "cut.jsonl.gz": (
+        gzip.compress(GOOD * 99)[:-9],
+        "is damaged (Compressed file ended before",
+    ),
     "wrong-column.parquet": (
         parquet("x").replace(b"text", b"body"),
         "has no column 'text' (it has body)",
@@ -102,11 +114,22 @@ FILES = {
         ARROW.getvalue().replace(b"text", b"t\xffxt"),
         "has a column whose name is not UTF-8",
     ),
-    "time.parquet": (parquet(2**62, kind=pa.timestamp("us")), "has timestamp[us] instead of text"),
-    "more-after-the-end.json": (b'[{"text": "good"}] rest', "is not JSON after its value 1"),
+    "time.parquet": (
+        parquet(2**62, kind=pa.timestamp("us")),
+        "has timestamp[us] instead of text",
+    ),
+    "more-after-the-end.json": (
+        b'[{"text": "good"}] rest',
+        "is not JSON after its value 1",
+    ),
 }
 RECORDS = {
-    "nan.jsonl": (GOOD + b'{"text": NaN}\n', "has float instead of text in line 2", 1, 1),
+    "nan.jsonl": (
+        GOOD + b'{"text": NaN}\n',
+        "has float instead of text in line 2",
+        1,
+        1,
+    ),
     "infinity.jsonl": (
         GOOD + b'{"text": -Infinity}\n',
         "has float instead of text in line 2",
@@ -141,7 +164,12 @@ RECORDS = {
         1,
     ),
     "list.jsonl": (GOOD + b'["a"]\n', "has list instead of text in line 2", 1, 1),
-    "no-field.jsonl": (GOOD + b'{"body": "a"}\n', "has no field 'text' in line 2", 1, 1),
+    "no-field.jsonl": (
+        GOOD + b'{"body": "a"}\n',
+        "has no field 'text' in line 2",
+        1,
+        1,
+    ),
     "latin.jsonl": (
         GOOD + b'{"text": "caf\xe9"}\n',
         "is not UTF-8 in line 2 (byte 13 of it)",
@@ -150,13 +178,30 @@ RECORDS = {
     ),
     "surrogate.json": (b'["good", {"text": "\\ud800"}]', "has half a character", 1, 1),
     "cut.jsonl": (GOOD + b'{"text": "half', "has a line 2 that is not JSON", 1, 1),
-    "number.jsonl": (GOOD + b'{"text": 3}\n', "has int instead of text in line 2", 1, 1),
+    "number.jsonl": (
+        GOOD + b'{"text": 3}\n',
+        "has int instead of text in line 2",
+        1,
+        1,
+    ),
     "surrogate.jsonl": (GOOD + b'{"text": "\\ud800"}\n', "has half a character", 1, 1),
-    "narrow.csv": (b"id,text\n1,good\n2\n", "has 1 fields instead of 2 in line 3", 1, 1),
-    "wide.csv": (b"id,text\n1,good\n1,2,3\n", "has 3 fields instead of 2 in line 3", 1, 1),
+    "narrow.csv": (
+        b"id,text\n1,good\n2\n",
+        "has 1 fields instead of 2 in line 3",
+        1,
+        1,
+    ),
+    "wide.csv": (
+        b"id,text\n1,good\n1,2,3\n",
+        "has 3 fields instead of 2 in line 3",
+        1,
+        1,
+    ),
 }
 TWICE = io.BytesIO()
-pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), TWICE)
+pq.write_table(
+    pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), TWICE
+)
 FILES["twice.parquet"] = (TWICE.getvalue(), "has 2 columns 'text'")
 FILES["twice.csv"] = (b"text,text\na,b\n", "has 2 columns 'text'")
 EMPTY = {
@@ -196,14 +241,18 @@ def test_the_file_is_named_with_code_65(data, text, name):
     assert "\n" not in sentence and refused.value.exit_code == 65
 
 
-def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, caplog, monkeypatch):
+def test_all_bad_documents_are_skipped_named_and_counted(
+    data, text, tmp_path, caplog, monkeypatch
+):
     for module in ("corpus", "tokens.parts"):
         monkeypatch.setattr(f"infini_llama.tasks.preprocess.{module}.NAMED", 100)
     for name, (content, *_) in (FILES | RECORDS).items():
         (text / name).write_bytes(content)
     settings = data(files=[str(text)], on_bad_input="skip")
     reference = preprocess(settings, tmp_path / "home")
-    used, left_out = (sum(record[place] for record in RECORDS.values()) for place in (2, 3))
+    used, left_out = (
+        sum(record[place] for record in RECORDS.values()) for place in (2, 3)
+    )
     documents = reference.train.documents + reference.validation.documents
     assert documents == 30 + used
     verify(reference, tmp_path / "home", "deep")
@@ -212,7 +261,9 @@ def test_all_bad_documents_are_skipped_named_and_counted(data, text, tmp_path, c
         and f"{len(FILES)} damaged files" in caplog.text
     )
     bad = survey(settings).report.bad
-    assert all(any(str(text / name) in line for line in bad) for name in FILES | RECORDS)
+    assert all(
+        any(str(text / name) in line for line in bad) for name in FILES | RECORDS
+    )
 
 
 @pytest.mark.parametrize("name", ["fine-07.txt", "large.jsonl"])
@@ -233,7 +284,8 @@ def test_a_file_that_cannot_be_read_now_is_not_damaged(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", stale)
         with pytest.raises(
-            PipelineError, match=rf"{name} cannot be read now \(Stale file handle\); run the same"
+            PipelineError,
+            match=rf"{name} cannot be read now \(Stale file handle\); run the same",
         ) as now:
             preprocess(settings, tmp_path / "home")
     assert now.value.exit_code == 70
@@ -247,7 +299,8 @@ def test_a_tokenizer_learns_nothing_from_a_file_that_is_damaged_at_its_end(
     """A dataset is named by the units that it uses: another machine, without the file, has the same name and the same bytes."""
     settings = data(files=[str(text)], on_bad_input="skip")
     lines = "".join(
-        json.dumps({"text": f"zyxwvut {number} qqqq"}) + "\n" for number in range(100_000)
+        json.dumps({"text": f"zyxwvut {number} qqqq"}) + "\n"
+        for number in range(100_000)
     )
     damaged = text / "z.jsonl.gz"
     damaged.write_bytes(gzip.compress(lines.encode())[:-9])
@@ -321,7 +374,9 @@ def test_unreadable_folders_are_named(data, as_nobody, what):
     assert preprocess(settings, home).built == ("tokens", "row tables")
 
 
-def test_a_text_without_a_blank_is_refused_before_it_costs_the_memory(data, tmp_path, monkeypatch):
+def test_a_text_without_a_blank_is_refused_before_it_costs_the_memory(
+    data, tmp_path, monkeypatch
+):
     monkeypatch.setattr(texts, "LONGEST_UNBROKEN", 1000)
     for name, content in (
         ("good.txt", "words " * 500),

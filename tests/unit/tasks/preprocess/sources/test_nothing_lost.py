@@ -33,7 +33,11 @@ def test_an_archive_is_refused_and_not_read_as_a_text(
     (tmp_path / name).write_text("a file's name, and its text")
     with pytest.raises(DataError, match=rf"{name} is an archive; unpack it"):
         survey(
-            DataConfig(files=[f"{tmp_path}/*"], validation_fraction=0.5, on_bad_input=on_bad_input)
+            DataConfig(
+                files=[f"{tmp_path}/*"],
+                validation_fraction=0.5,
+                on_bad_input=on_bad_input,
+            )
         )
 
 
@@ -64,7 +68,9 @@ def test_what_is_packed_is_refused_whatever_its_name(
         with pytest.raises(DataError, match=rf"{name} is (an archive|compressed with)"):
             survey(
                 DataConfig(
-                    files=[str(tmp_path)], validation_fraction=0.5, on_bad_input=on_bad_input
+                    files=[str(tmp_path)],
+                    validation_fraction=0.5,
+                    on_bad_input=on_bad_input,
                 )
             )
         (tmp_path / name).unlink()
@@ -85,7 +91,9 @@ def test_a_large_file_with_damaged_ranges_is_one_damaged_file_without_records(
         use_dictionary=False,
         write_page_checksum=True,
     )
-    data = DataConfig(files=[str(tmp_path)], on_bad_input="skip", validation_fraction=0.5)
+    data = DataConfig(
+        files=[str(tmp_path)], on_bad_input="skip", validation_fraction=0.5
+    )
     assert len(survey(data).documents) == 700
     for number in (77, 333):
         flip(file, 8 * file.read_bytes().index(b"number %d" % number))
@@ -128,7 +136,9 @@ def test_what_is_left_out_is_of_todays_text(
     data, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not of the text that the dataset was first built from, though it is the same dataset."""
-    texts = write_files(tmp_path, (f"some text with number {number} " * 9 for number in range(30)))
+    texts = write_files(
+        tmp_path, (f"some text with number {number} " * 9 for number in range(30))
+    )
     bad = tmp_path / "bad.jsonl"
     both = data(files=[texts, str(bad)], on_bad_input="skip")
     alone = changed(both, files=[texts])
@@ -145,7 +155,10 @@ def test_what_is_left_out_is_of_todays_text(
         with caplog.at_level(logging.INFO):
             reference = preprocess(settings, tmp_path / "home")
         assert reference.built == () and reference.path != whole.path
-        assert reference.text.left_out.bad_records + reference.text.left_out.bad_files == count
+        assert (
+            reference.text.left_out.bad_records + reference.text.left_out.bad_files
+            == count
+        )
         assert caplog.text.count("bad.jsonl") == count
 
 
@@ -187,17 +200,27 @@ def test_names_that_are_not_utf_8_are_read_cached_and_printed(
         "sequence_length": 64,
         "validation_fraction": 0.3,
     }
-    config.write_text(json.dumps({"data": settings, "runtime": {"home": str(tmp_path / "home")}}))
+    config.write_text(
+        json.dumps({"data": settings, "runtime": {"home": str(tmp_path / "home")}})
+    )
     for _ in range(2):
         assert main(["preprocess", str(config)]) == 0
-    (folder / os.fsdecode(b"bad\xfe\x1b[31m.jsonl")).write_bytes(b'{"\\ud800\x7f": 1}\n')
+    (folder / os.fsdecode(b"bad\xfe\x1b[31m.jsonl")).write_bytes(
+        b'{"\\ud800\x7f": 1}\n'
+    )
     for on_bad_input, code in (("fail", 65), ("skip", 0)):
-        assert main(["preprocess", str(config), f"data.on_bad_input={on_bad_input}"]) == code
+        assert (
+            main(["preprocess", str(config), f"data.on_bad_input={on_bad_input}"])
+            == code
+        )
         printed = capfd.readouterr()
         assert "bad\\xfe\\x1b[31m.jsonl" in printed.err
         assert "\x1b" not in printed.err + printed.out
 
 
 def test_control_characters_are_escaped_and_text_is_not() -> None:
-    assert escaped("\x1b[31m\x07\r\x9b\udcff\u202e") == "\\x1b[31m\\x07\\r\\x9b\\udcff\\u202e"
+    assert (
+        escaped("\x1b[31m\x07\r\x9b\udcff\u202e")
+        == "\\x1b[31m\\x07\\r\\x9b\\udcff\\u202e"
+    )
     assert escaped("grün 日本 👩\u200d👧\n\ttext") == "grün 日本 👩\u200d👧\n\ttext"

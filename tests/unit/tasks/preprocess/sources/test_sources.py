@@ -19,7 +19,9 @@ from support.stages import Survey, survey
 
 
 def read(*files: object) -> Survey:
-    return survey(DataConfig(files=[str(file) for file in files], validation_fraction=1e-9))
+    return survey(
+        DataConfig(files=[str(file) for file in files], validation_fraction=1e-9)
+    )
 
 
 def names(*files: object) -> list[str]:
@@ -34,7 +36,9 @@ def test_documents_are_in_the_order_of_names_from_the_first_wildcard(tmp_path):
     assert found.names == ["a.txt", "b/2.txt"] and found.train == ["one", "zwei ü"]
 
 
-def test_names_do_not_depend_on_where_the_text_lies_or_how_it_is_called(tmp_path, monkeypatch):
+def test_names_do_not_depend_on_where_the_text_lies_or_how_it_is_called(
+    tmp_path, monkeypatch
+):
     for place in ("here", "there/deep"):
         (tmp_path / place / "sub").mkdir(parents=True)
         (tmp_path / place / "sub" / "x.txt").write_text("same")
@@ -49,7 +53,9 @@ def test_names_do_not_depend_on_where_the_text_lies_or_how_it_is_called(tmp_path
 def test_a_file_that_several_patterns_match_is_one_document(tmp_path):
     (tmp_path / "x.txt").write_text("x")
     (tmp_path / "link.txt").symlink_to("x.txt")
-    assert read(tmp_path / "*.txt", tmp_path / "x.txt", tmp_path / "**/*").train == ["x"]
+    assert read(tmp_path / "*.txt", tmp_path / "x.txt", tmp_path / "**/*").train == [
+        "x"
+    ]
 
 
 def test_patterns_of_hidden_files_and_of_names_with_brackets(tmp_path):
@@ -99,22 +105,37 @@ def test_a_pipe_or_device_is_named_as_one(tmp_path):
 
 
 def test_the_standard_library_is_python_text_without_tests_and_packages(tmp_path):
-    inputs = source_of(DataConfig(source="python-stdlib")).inputs(NotText(tmp_path / "home"))
+    inputs = source_of(DataConfig(source="python-stdlib")).inputs(
+        NotText(tmp_path / "home")
+    )
     training = inputs.training
-    assert not inputs.validation and sum(source.size() for source in training) > 5_000_000
+    assert (
+        not inputs.validation and sum(source.size() for source in training) > 5_000_000
+    )
     found = {source.name for source in training}
     assert (
         len(found) > 300
         and {"os.py", "json/decoder.py"} <= found
         and all(name.endswith(".py") for name in found)
     )
-    skipped = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+    skipped = {
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "test",
+        "tests",
+        "idle_test",
+    }
     assert not any(skipped & set(Path(name).parts) for name in found)
-    assert all(str(source.path).startswith(sysconfig.get_path("stdlib")) for source in training)
+    assert all(
+        str(source.path).startswith(sysconfig.get_path("stdlib")) for source in training
+    )
     assert describe(DataConfig(source="python-stdlib")).license == "PSF-2.0"
 
 
-def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monkeypatch):
+def test_text_is_read_again_where_its_file_is_read_in_another_way(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(parts, "SETTLED", -(10**12))  # as if the file were old
     (tmp_path / "x.log").write_text("a\n")
     data = DataConfig(files=[str(tmp_path / "x.log")])
@@ -133,7 +154,11 @@ def test_text_is_read_again_where_its_file_is_read_in_another_way(tmp_path, monk
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_split_that_datasets_would_copy_is_listed_without_opening_it(monkeypatch, streaming):
-    monkeypatch.setattr(huggingface, "_opened", lambda split: pytest.fail("it was opened"))
+def test_a_split_that_datasets_would_copy_is_listed_without_opening_it(
+    monkeypatch, streaming
+):
+    monkeypatch.setattr(
+        huggingface, "_opened", lambda split: pytest.fail("it was opened")
+    )
     split = Split("someone/some", None, "train", Revision("5e" * 20), streaming, "text")
     assert split.spans(1) is None and split.stamp() == ("5e" * 20,)

@@ -18,7 +18,11 @@ from infini_llama.tasks.preprocess.sources.sources import source_of
 from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import map_shard, map_targets, unpack_targets
+from infini_llama.tasks.preprocess.tokens.shards import (
+    map_shard,
+    map_targets,
+    unpack_targets,
+)
 from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.preprocess.tokens.targets import AnswerTargets, encode_spans
 from infini_llama.tasks.report.dataset import describe
@@ -43,9 +47,9 @@ def texts(tmp_path_factory) -> str:
         return " ".join(random.choice(words, size=random.integers(least, 12)))
 
     lines = [f"{number} {some(0)}{MARK}{some(1)}" for number in range(40)]
-    lines += [f"{number} {some(1)}{MARK}{some(1)}{MARK}{some(1)}" for number in range(40, 60)] + [
-        f"60 empty{MARK}"
-    ]
+    lines += [
+        f"{number} {some(1)}{MARK}{some(1)}{MARK}{some(1)}" for number in range(40, 60)
+    ] + [f"60 empty{MARK}"]
     return write_lines(tmp_path_factory.mktemp("answers") / "texts.jsonl", lines)
 
 
@@ -56,19 +60,26 @@ def targets_of(shard: Path) -> np.ndarray:
 
 def literal(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The stream of a split and whether each token is of an answer, from the decoded texts alone."""
-    tokenizer, ids, answers = Tokenizer.from_file(str(folder / "tokenizer.json")), [], []
+    tokenizer, ids, answers = (
+        Tokenizer.from_file(str(folder / "tokenizer.json")),
+        [],
+        [],
+    )
     for document in documents_of(folder, split):
         text = tokenizer.decode(document[:-1], skip_special_tokens=False)
         before, mark, after = text.rpartition(MARK)
         prompt, answer = (
-            tokenizer.encode(part, add_special_tokens=False).ids for part in (before + mark, after)
+            tokenizer.encode(part, add_special_tokens=False).ids
+            for part in (before + mark, after)
         )
         ids += [*prompt, *answer, 0]
         answers += [False] * len(prompt) + [True] * (len(answer) + 1)
     return np.array(ids), np.array(answers)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["packing"])
+@pytest.mark.parametrize(
+    "strategy", STRATEGIES, ids=lambda strategy: strategy["packing"]
+)
 @pytest.mark.usefixtures("small_units")
 def test_labels_that_count_are_last_answers_and_all_of_a_source_without_answers(
     data, texts, tmp_path, strategy
@@ -92,12 +103,18 @@ def test_labels_that_count_are_last_answers_and_all_of_a_source_without_answers(
         shards = read_dataset(folder).content[split].shards
         answers = sum(shard.tokens for shard in shards if shard.source == "answers")
         stream = np.concatenate([map_shard(path)[1] for path in reader.stream.paths])
-        assert stream[:answers].tolist() == ids[:answers].tolist() and 0 < answers < len(stream)
-        counts = np.concatenate([is_answer[:answers], np.ones(len(stream) - answers, dtype=bool)])
+        assert stream[:answers].tolist() == ids[
+            :answers
+        ].tolist() and 0 < answers < len(stream)
+        counts = np.concatenate(
+            [is_answer[:answers], np.ones(len(stream) - answers, dtype=bool)]
+        )
         rows = np.arange(len(reader))
         mask = reader.targets(rows)
         assert mask is not None
-        of_answers = next(source.rows for source in reader.sources if source.name == "answers")
+        of_answers = next(
+            source.rows for source in reader.sources if source.name == "answers"
+        )
         assert not mask[:of_answers].all()
         for row, targets in zip(rows.tolist(), mask, strict=True):
             expected = [
@@ -107,7 +124,9 @@ def test_labels_that_count_are_last_answers_and_all_of_a_source_without_answers(
             ]
             assert targets.tolist() == (expected + [False] * (17 - len(expected)))[1:]
         assert reader.count_targets(rows) == int(mask.sum()) > 0
-    assert {name: source.loss_on for name, source in describe(folder).sources.items()} == {
+    assert {
+        name: source.loss_on for name, source in describe(folder).sources.items()
+    } == {
         "answers": "answer",
         "prose": "all",
     }
@@ -119,7 +138,9 @@ def test_labels_that_count_are_last_answers_and_all_of_a_source_without_answers(
     assert preprocess(given, tmp_path).built == ()
 
 
-def test_other_answers_give_another_dataset_without_shared_shards(data, texts, tmp_path):
+def test_other_answers_give_another_dataset_without_shared_shards(
+    data, texts, tmp_path
+):
     settings = [
         data(files=[texts]),
         data(files=[texts], **ANSWERS),
@@ -142,7 +163,9 @@ def test_other_answers_give_another_dataset_without_shared_shards(data, texts, t
             assert tokenizer.decode(prompt.tolist()).endswith(each.answer_after)
 
 
-def test_shards_without_a_mask_are_refused_where_not_all_tokens_count(data, texts, tmp_path):
+def test_shards_without_a_mask_are_refused_where_not_all_tokens_count(
+    data, texts, tmp_path
+):
     """As an earlier version wrote them: otherwise all tokens would count."""
     folder = tmp_path / preprocess(data(files=[texts]), tmp_path).path
     manifest = read_dataset(folder)
@@ -212,13 +235,19 @@ def test_the_tokens_of_an_answer_are_those_of_the_whole_text(kind):
     tokenizer = of_kind(kind)
 
     def encode(batch: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        each = [tokenizer.encode(text.decode(), add_special_tokens=False).ids for text in batch]
+        each = [
+            tokenizer.encode(text.decode(), add_special_tokens=False).ids
+            for text in batch
+        ]
         return np.concatenate(each), np.cumsum([0, *map(len, each)])
 
     texts = [b"two and two: 4", b"a question: an answer"]
     found = encode_spans(encode, texts, answers_of(texts, ":"))
     whole = encode(texts)
-    assert found.ids.tolist() == whole[0].tolist() and found.offsets.tolist() == whole[1].tolist()
+    assert (
+        found.ids.tolist() == whole[0].tolist()
+        and found.offsets.tolist() == whole[1].tolist()
+    )
     sizes = np.diff(encode([text[: text.index(b":") + 1] for text in texts])[1])
     lengths = np.diff(found.offsets)
     expected = [
@@ -238,7 +267,9 @@ def filler_of(settings):
 def test_filler_is_drawn_from_all_files_alike(data, tmp_path, monkeypatch):
     monkeypatch.setattr(passkey, "FILLER_CHARACTERS", 10_000)
     monkeypatch.setattr(passkey, "LEAST_OF_FILE", 1_000)
-    settings = data(source="passkey", files=[str(tmp_path / "*.txt")], passkey={"filler": "files"})
+    settings = data(
+        source="passkey", files=[str(tmp_path / "*.txt")], passkey={"filler": "files"}
+    )
     (tmp_path / "0.txt").write_text("a\n\n  b" * 10_000)
     (tmp_path / "1.txt").write_text("c " * 250)
     (tmp_path / "2.txt").write_text("d\t" * 20_000)
@@ -307,14 +338,16 @@ def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
         )
         assert hidden and " ".join((before + rest).split()) in joined
         spaces = re.findall(r"\s+", before + rest)
-        assert set(spaces) <= {"\n", " "} and spaces.count(" ") <= 2 * len(spaces) / 90 + 2, (
-            "lines stay lines; files, not words, are joined by spaces"
-        )
+        assert (
+            set(spaces) <= {"\n", " "} and spaces.count(" ") <= 2 * len(spaces) / 90 + 2
+        ), "lines stay lines; files, not words, are joined by spaces"
         starts.add((before + rest).split(maxsplit=1)[0] if before + rest else "")
     assert len(texts) == 30 and len(starts) > 15
     digest = preprocess(settings, tmp_path / "home").digest
     known = lookup(settings, tmp_path / "home")
-    assert known and preprocess(settings, tmp_path / "home") == known and known.built == ()
+    assert (
+        known and preprocess(settings, tmp_path / "home") == known and known.built == ()
+    )
     (tmp_path / "1.txt").write_text("other " * 90)
     assert lookup(settings, tmp_path / "home") is None
     assert preprocess(settings, tmp_path / "home").digest != digest

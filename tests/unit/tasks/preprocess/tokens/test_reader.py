@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from infini_llama.configs.errors import DataError
 from infini_llama.tasks.preprocess.rows.packing import compute_rows
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
-from infini_llama.tasks.preprocess.tokens.shards import map_shard, save_array, write_shard
+from infini_llama.tasks.preprocess.tokens.shards import (
+    map_shard,
+    save_array,
+    write_shard,
+)
 from infini_llama.tasks.storage.artifacts import commit, staging
 from support.damage import flip
 
@@ -23,11 +27,19 @@ def write_dataset(dataset, documents, capacity, length) -> None:
         while pending and sum(map(len, taken)) + len(pending[0]) <= capacity:
             taken.append(pending.pop(0))
         file = f"train/data-{len(shards):05d}.arrow"
-        write_shard(staged / file, np.concatenate(taken), [len(document) for document in taken])
+        write_shard(
+            staged / file, np.concatenate(taken), [len(document) for document in taken]
+        )
         counts = {"documents": len(taken), "tokens": sum(map(len, taken))}
-        shards.append({"file": file, **counts, "first_document": 0, "first_token": tokens})
+        shards.append(
+            {"file": file, **counts, "first_document": 0, "first_token": tokens}
+        )
         tokens += counts["tokens"]
-    extremes = {"shortest_document": 1, "longest_document": tokens, "unigram_entropy_bits": 1.0}
+    extremes = {
+        "shortest_document": 1,
+        "longest_document": tokens,
+        "unigram_entropy_bits": 1.0,
+    }
     split = {
         "documents": len(documents),
         "tokens": tokens,
@@ -40,12 +52,19 @@ def write_dataset(dataset, documents, capacity, length) -> None:
         "eos_id": 0,
         "text_yields_special_tokens": False,
     }
-    commit(staged, dataset, "dataset", {}, facts | {"train": split, "validation": split})
+    commit(
+        staged, dataset, "dataset", {}, facts | {"train": split, "validation": split}
+    )
     staged = staging(dataset / "chunks" / "k")
     save_array(
-        staged / "train.rows.npy", compute_rows(np.array([tokens]), "concat", length).entries
+        staged / "train.rows.npy",
+        compute_rows(np.array([tokens]), "concat", length).entries,
     )
-    table = {"strategy": "concat", "sequence_length": length, "rows": {"train": 0, "validation": 0}}
+    table = {
+        "strategy": "concat",
+        "sequence_length": length,
+        "rows": {"train": 0, "validation": 0},
+    }
     commit(staged, dataset / "chunks" / "k", "chunks", {}, table)
 
 
@@ -71,7 +90,10 @@ def test_rows_are_those_of_the_documents_literally_joined(
     assert gathered.tolist() == [
         stream[row * length : row * length + length + 1].tolist() for row in rows
     ]
-    assert reader.most_documents() == reader.documents(np.arange(len(reader))).max(initial=0) + 1
+    assert (
+        reader.most_documents()
+        == reader.documents(np.arange(len(reader))).max(initial=0) + 1
+    )
     document = np.repeat(np.arange(len(lengths)), lengths)
     found = reader.documents(np.array(rows, dtype=np.int64))
     assert found.dtype == np.int32 and found.shape == (len(rows), length)
@@ -104,7 +126,9 @@ def test_verify_on_read_checks_a_shard_before_its_first_row(open_reader):
 
 def test_verify_on_read_finds_a_changed_offset_before_it_is_used(open_reader):
     reader = open_reader("train", verify_on_read=True)
-    documents = np.concatenate([np.diff(map_shard(path)[0]) for path in reader.stream.paths])
+    documents = np.concatenate(
+        [np.diff(map_shard(path)[0]) for path in reader.stream.paths]
+    )
     assert np.array_equal(np.diff(reader.stream.document_offsets()), documents)
     path = reader.stream.paths[-1]
     offsets, _ = map_shard(path)
@@ -124,10 +148,14 @@ def test_verify_on_read_finds_a_changed_row_table_at_once(open_reader, row_table
 
 
 @pytest.mark.parametrize("header", [b"{", b"\"'", b"{1", b"\xff"])
-def test_a_row_table_whose_header_is_damaged_is_a_sentence(open_reader, row_table, header):
+def test_a_row_table_whose_header_is_damaged_is_a_sentence(
+    open_reader, row_table, header
+):
     file = row_table / "train.rows.npy"
     data = file.read_bytes()
-    file.write_bytes(data[:10] + header + data[10 + len(header) : 118] + b"(" + data[119:])
+    file.write_bytes(
+        data[:10] + header + data[10 + len(header) : 118] + b"(" + data[119:]
+    )
     with pytest.raises(DataError, match=str(file)):
         open_reader("train")
 

@@ -26,7 +26,8 @@ def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(
 ):
     folder = tmp_path_factory.mktemp("shards")
     documents = [
-        (np.arange(length) * 7 + number + 1).tolist() for number, length in enumerate(lengths)
+        (np.arange(length) * 7 + number + 1).tolist()
+        for number, length in enumerate(lengths)
     ]
     stream = Stream(np.dtype(dtype))
     for several in filter(None, (documents[:at_once], documents[at_once:])):
@@ -34,7 +35,9 @@ def test_a_shard_is_its_documents_each_with_its_end_however_it_is_filled(
         stream.add(joined, np.cumsum([0, *map(len, several)]), 0)
     write_shard(folder / "x.arrow", stream.values[: stream.filled], stream.lengths())
     offsets, values = map_shard(folder / "x.arrow")
-    assert values.dtype == dtype and [path.name for path in folder.iterdir()] == ["x.arrow"]
+    assert values.dtype == dtype and [path.name for path in folder.iterdir()] == [
+        "x.arrow"
+    ]
     assert [values[start:end].tolist() for start, end in pairwise(offsets)] == [
         [*document, 0] for document in documents
     ]
@@ -47,11 +50,19 @@ def test_16_bits_hold_a_vocabulary_of_65536_and_not_one_more():
 def test_entropy_is_that_of_the_distribution():
     assert entropy_bits(np.array([5, 5, 0, 5, 5])) == 2.0
     assert entropy_bits(np.array([7])) == 0.0
-    assert entropy_bits(np.array([3, 1])) == pytest.approx(0.75 * np.log2(4 / 3) + 0.25 * 2)
+    assert entropy_bits(np.array([3, 1])) == pytest.approx(
+        0.75 * np.log2(4 / 3) + 0.25 * 2
+    )
 
 
 def test_arrays_are_numpys_own_format(tmp_path):
-    for array in (np.arange(7, dtype=np.int64), np.zeros(0, dtype=np.int32), np.arange(10)[::3]):
+    for array in (
+        np.arange(7, dtype=np.int64),
+        np.zeros(0, dtype=np.int32),
+        np.arange(10)[::3],
+    ):
         save_array(tmp_path / "mine.npy", array)
         np.save(tmp_path / "theirs.npy", array)
-        assert (tmp_path / "mine.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+        assert (tmp_path / "mine.npy").read_bytes() == (
+            tmp_path / "theirs.npy"
+        ).read_bytes()

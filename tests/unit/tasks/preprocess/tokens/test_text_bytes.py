@@ -23,7 +23,15 @@ from support.texts import write_lines
 from support.tokenizer_kinds import TEXTS, of_kind
 from support.trained_runs import trained_run
 
-LOSSY = ["gemma", "blanks as bytes", "llama2", "bert", "gpt1", "t5", "unigram with bytes"]
+LOSSY = [
+    "gemma",
+    "blanks as bytes",
+    "llama2",
+    "bert",
+    "gpt1",
+    "t5",
+    "unigram with bytes",
+]
 KINDS = ["byte-level bpe", *LOSSY]
 PACKING = [{"packing": name} for name in ("concat", "padded", "best_fit")]
 PACKING += [{"packing": "window", "stride": 5}]
@@ -36,9 +44,14 @@ def tokenizer_of(kind: str) -> Tokenizer:
     fields = json.loads(of_kind("gemma").to_str())
     special = {token["content"] for token in fields["added_tokens"]}
     pieces = fields["model"]["vocab"]
-    kept = [piece for piece in pieces if piece in special or len(piece) == 1 or piece[0] == "<"]
+    kept = [
+        piece
+        for piece in pieces
+        if piece in special or len(piece) == 1 or piece[0] == "<"
+    ]
     fields["model"]["vocab"] = {
-        piece: number for number, piece in enumerate(piece for piece in kept if "▁" not in piece)
+        piece: number
+        for number, piece in enumerate(piece for piece in kept if "▁" not in piece)
     }
     fields["model"]["merges"] = []
     for token in fields["added_tokens"]:
@@ -76,7 +89,9 @@ def prepared(data, texts, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("small_units")
-def test_the_tokens_of_a_document_stand_for_the_bytes_of_its_text(prepared, texts, tmp_path, kind):
+def test_the_tokens_of_a_document_stand_for_the_bytes_of_its_text(
+    prepared, texts, tmp_path, kind
+):
     _, reference = prepared(kind)
     verify(reference, tmp_path, "deep")
     folder = tmp_path / reference.path
@@ -92,10 +107,15 @@ def test_the_tokens_of_a_document_stand_for_the_bytes_of_its_text(prepared, text
         draw = np.random.default_rng(1)
         for _ in range(50):
             start, end = sorted(draw.integers(0, len(sizes), size=2).tolist())
-            assert stream.text_bytes(start, end - start).tolist() == sizes[start:end].tolist()
+            assert (
+                stream.text_bytes(start, end - start).tolist()
+                == sizes[start:end].tolist()
+            )
         if kind not in LOSSY:
             values = np.concatenate([map_shard(path)[1] for path in stream.paths])
-            assert sizes.tolist() == token_bytes(tokenizer_of(kind), True)[values].tolist()
+            assert (
+                sizes.tolist() == token_bytes(tokenizer_of(kind), True)[values].tolist()
+            )
     assert sorted(found) == sorted(sizes_of(texts))
 
 
@@ -110,7 +130,9 @@ def test_labels_stand_for_the_bytes_of_their_places_in_the_stream(
     rows = np.arange(len(reader))
     for row, found in zip(rows.tolist(), reader.text_bytes(rows).tolist(), strict=True):
         pieces = reader.rows.pieces_of(row).tolist()
-        expected = [size for start, count in pieces for size in sizes[start : start + count]]
+        expected = [
+            size for start, count in pieces for size in sizes[start : start + count]
+        ]
         expected += [0] * (17 - len(expected))
         assert found == expected[1:]
 
@@ -145,7 +167,9 @@ def test_damaged_bytes_of_documents_are_refused(prepared, tmp_path):
     file = tmp_path / reference.path / "validation.document_bytes.npy"
     sizes = np.load(file)
     np.save(file, sizes[::-1])
-    reader = TokenReader(tmp_path / reference.path, reference.row_table, "validation", True)
+    reader = TokenReader(
+        tmp_path / reference.path, reference.row_table, "validation", True
+    )
     with pytest.raises(DataError, match=r"document_bytes\.npy"):
         reader.text_bytes(np.arange(1))
 

@@ -54,7 +54,9 @@ def test_a_save_does_not_contain_later_training(ranks, tmp_path):
     )
 
 
-def test_a_checkpoint_that_cannot_be_mapped_is_not_called_damaged(ranks, tmp_path, few_addresses):
+def test_a_checkpoint_that_cannot_be_mapped_is_not_called_damaged(
+    ranks, tmp_path, few_addresses
+):
     with BackgroundSave(tmp_path, TRAIN, ranks, lambda: None) as saver:
         saver.save(1, state(1.0), scalars(1))
     (part,) = checkpoints.checkpoint_path(tmp_path, 1).glob("rank-*")
@@ -116,7 +118,9 @@ def test_a_full_disk_is_reported_with_the_file(ranks, tmp_path, monkeypatch):
     assert "no space" in str(root_cause(raised.value))
 
 
-def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tmp_path, caplog):
+def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(
+    ranks, tmp_path, caplog
+):
     with (
         pytest.raises(KeyError, match="of training"),
         BackgroundSave(tmp_path, TRAIN, ranks, full_disk) as saver,
@@ -128,7 +132,10 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_pending_save(ranks, tm
 
 def test_an_error_of_training_lets_the_pending_save_finish(ranks, tmp_path):
     gate = threading.Event()
-    with pytest.raises(KeyError), BackgroundSave(tmp_path, TRAIN, ranks, blocked(gate)) as saver:
+    with (
+        pytest.raises(KeyError),
+        BackgroundSave(tmp_path, TRAIN, ranks, blocked(gate)) as saver,
+    ):
         saver.save(1, state(1.0), scalars(1))
         gate.set()
         raise KeyError("of training")

@@ -41,7 +41,12 @@ def compile_as(module: LossModule, run_dir, forward, monkeypatch):
         return loss.item()
 
     return compile_if_it_agrees(
-        module, module.model, make_plan(compile="block"), first_batch, OneRank(), run_dir
+        module,
+        module.model,
+        make_plan(compile="block"),
+        first_batch,
+        OneRank(),
+        run_dir,
     )
 
 
@@ -50,8 +55,13 @@ def called(module: LossModule) -> bool:
 
 
 def test_code_that_agrees_is_used(module, run_dir, monkeypatch):
-    compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
-    assert called(module) and json.loads((run_dir / "compile.json").read_text())["reason"] == ""
+    compile_as(
+        module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch
+    )
+    assert (
+        called(module)
+        and json.loads((run_dir / "compile.json").read_text())["reason"] == ""
+    )
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
@@ -71,7 +81,10 @@ class WrongBackward(torch.autograd.Function):
     ("forward", "reason"),
     [
         (lambda original, *arguments: original(*arguments) * 1.01, "its loss differs"),
-        (lambda original, *arguments: original(*arguments) * float("nan"), "its loss differs"),
+        (
+            lambda original, *arguments: original(*arguments) * float("nan"),
+            "its loss differs",
+        ),
         (
             lambda original, *arguments: WrongBackward.apply(original(*arguments)),
             "its gradients by",
@@ -92,17 +105,26 @@ def test_compiled_code_that_disagrees_is_disabled_with_a_warning(
     compile_as(module, run_dir, forward, monkeypatch)
     assert not called(module) and reason in caplog.text
     caplog.clear()
-    compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
+    compile_as(
+        module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch
+    )
     assert not called(module) and caplog.text
 
 
 def test_dropping_compiled_code_is_reported_as_no_longer_exact(
     module, run_dir, monkeypatch, caplog
 ):
-    compile_as(module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch)
+    compile_as(
+        module, run_dir, lambda original, *arguments: original(*arguments), monkeypatch
+    )
     module.model.model.layers[0].__dict__.pop("forward")
     module.model.model.layers[1].__dict__.pop("forward")
-    compile_as(module, run_dir, lambda original, *arguments: original(*arguments) * 2, monkeypatch)
+    compile_as(
+        module,
+        run_dir,
+        lambda original, *arguments: original(*arguments) * 2,
+        monkeypatch,
+    )
     assert not called(module) and "bitwise" in caplog.text
 
 
@@ -110,7 +132,9 @@ def test_a_batch_without_a_loss_proves_nothing_and_does_not_fail(
     module, run_dir, monkeypatch, caplog
 ):
     monkeypatch.setattr(
-        torch, "compile", lambda original, **options: lambda *arguments: original(*arguments) * 2
+        torch,
+        "compile",
+        lambda original, **options: lambda *arguments: original(*arguments) * 2,
     )
     plan = make_plan(compile="block")
     compile_if_it_agrees(module, module.model, plan, lambda: 0.0, OneRank(), run_dir)

@@ -39,7 +39,8 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         masks = name in ("index", "index_put", "index_put_") and any(
-            part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]
+            part is not None and part.dtype in (torch.bool, torch.uint8)
+            for part in args[1]
         )
         if name in READS or masks:
             self.found.append(name)
@@ -55,14 +56,18 @@ def reads() -> Iterator[list[str]]:
             patch.setattr(
                 torch.Tensor,
                 name,
-                lambda self, *args, own=own, name=name: mode.found.append(name) or own(self, *args),
+                lambda self, *args, own=own, name=name: (
+                    mode.found.append(name) or own(self, *args)
+                ),
             )
         yield mode.found
 
 
 def plain_flash(q, k, v, starts, _, longest, __, **options):
     """What flash-attn computes, by a mask, without reading a value."""
-    number = torch.searchsorted(starts, torch.arange(len(q), dtype=starts.dtype), right=True)
+    number = torch.searchsorted(
+        starts, torch.arange(len(q), dtype=starts.dtype), right=True
+    )
     seen = (number[:, None] == number).tril()
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(
@@ -90,7 +95,9 @@ def batches(count=3, documents=False):
         numbers = torch.tensor(
             [[0] * 13 + [1] * 20 + [2] * 10 + [-1] * 5, [0] * 48], dtype=torch.int32
         )
-        found.append((rows[:, :-1], labels, numbers) if documents else (rows[:, :-1], labels))
+        found.append(
+            (rows[:, :-1], labels, numbers) if documents else (rows[:, :-1], labels)
+        )
     return found
 
 
@@ -137,13 +144,20 @@ def test_a_bound_changes_no_bit(fields, flash):
         model.most_documents = bound
         strategy = single_rank(model)
         losses.append(strategy.accumulate(batches(documents=True), 200).item())
-        losses.append(sum(value.grad.double().sum().item() for value in model.parameters()))
+        losses.append(
+            sum(value.grad.double().sum().item() for value in model.parameters())
+        )
     assert losses[:2] == losses[2:4] == losses[4:]
 
 
 def test_a_step_reads_the_loss_and_the_norm_once():
-    strategy, data = single_rank(model_of(), TrainingConfig()), GlobalBatch(batches(), 200)
+    strategy, data = (
+        single_rank(model_of(), TrainingConfig()),
+        GlobalBatch(batches(), 200),
+    )
     optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, OneRank())
     with Reads() as mode:
-        optimizer_step(strategy, data, 1.0, lambda loss: False, lambda: False, OneRank())
+        optimizer_step(
+            strategy, data, 1.0, lambda loss: False, lambda: False, OneRank()
+        )
     assert len(mode.found) <= 2

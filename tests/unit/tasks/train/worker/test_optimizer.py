@@ -9,7 +9,10 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.patch_environment.footprint import moment_bytes
 from infini_llama.tasks.train.worker.strategies.native import init_optimizer_state
-from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer, set_learning_rate
+from infini_llama.tasks.train.worker.strategies.optimizer import (
+    build_optimizer,
+    set_learning_rate,
+)
 from support.one_rank import single_rank
 
 
@@ -17,7 +20,16 @@ def model_of(tied=False):
     torch.manual_seed(0)
     return Llama(
         LlamaConfig(
-            61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4, tie_word_embeddings=tied
+            61,
+            16,
+            32,
+            2,
+            2,
+            1,
+            16,
+            attention="infini",
+            segment_length=4,
+            tie_word_embeddings=tied,
         )
     )
 
@@ -41,9 +53,16 @@ def test_muon_is_for_the_matrices_of_layers(tied):
     model = model_of(tied)
     optimizer = build_optimizer(model, settings(optimizer="muon"))
     groups = names_by_group(model, optimizer)
-    assert groups["matrices"] == {name for name, _ in model.named_parameters() if "_proj" in name}
+    assert groups["matrices"] == {
+        name for name, _ in model.named_parameters() if "_proj" in name
+    }
     assert groups.get("decay", set()) == (set() if tied else {"lm_head.weight"})
-    assert set_learning_rate(optimizer, settings(optimizer="muon", warmup_steps=0), 1000, 0) == 1e-3
+    assert (
+        set_learning_rate(
+            optimizer, settings(optimizer="muon", warmup_steps=0), 1000, 0
+        )
+        == 1e-3
+    )
     assert {group["lr"] for group in optimizer.param_groups} == {1e-3, 1e-2}
 
 
@@ -51,7 +70,9 @@ def test_muon_is_for_the_matrices_of_layers(tied):
 def test_a_loaded_state_continues_bitwise(kind):
     """Three steps, and one step + its tensors into a new model and optimizer + two steps."""
     train = settings(optimizer=kind, warmup_steps=0)
-    batches = torch.randint(0, 61, (3, 2, 14), generator=torch.Generator().manual_seed(5))
+    batches = torch.randint(
+        0, 61, (3, 2, 14), generator=torch.Generator().manual_seed(5)
+    )
 
     def steps(model, optimizer, first, last):
         for step in range(first, last):
@@ -67,7 +88,9 @@ def test_a_loaded_state_continues_bitwise(kind):
     steps(whole, optimizer, 0, 1)
     saved = {name: value.clone() for name, value in strategy.tensors().items()}
     steps(whole, optimizer, 1, 3)
-    assert all(not torch.equal(a, b) for a, b in zip(before, whole.parameters(), strict=True))
+    assert all(
+        not torch.equal(a, b) for a, b in zip(before, whole.parameters(), strict=True)
+    )
 
     resumed = model_of()
     again = single_rank(resumed, train)
@@ -84,7 +107,9 @@ def test_a_loaded_state_continues_bitwise(kind):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_making_the_state_changes_neither_rates_nor_weights_and_takes_the_estimated_memory(kind):
+def test_making_the_state_changes_neither_rates_nor_weights_and_takes_the_estimated_memory(
+    kind,
+):
     model = model_of()
     optimizer = build_optimizer(model, settings(optimizer=kind, learning_rate=0.3))
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -92,12 +117,17 @@ def test_making_the_state_changes_neither_rates_nor_weights_and_takes_the_estima
     init_optimizer_state(optimizer)
     assert [group["lr"] for group in optimizer.param_groups] == rates and min(rates) > 0
     moments = [
-        value for state in optimizer.state.values() for value in state.values() if value.ndim
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if value.ndim
     ]
     assert sum(value.nbytes for value in moments) == moment_bytes(
         model.config, settings(optimizer=kind)
     )
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
+    )
 
 
 def test_muons_updates_are_of_the_size_of_adamws():
@@ -107,7 +137,9 @@ def test_muons_updates_are_of_the_size_of_adamws():
         optimizer = build_optimizer(model, settings(optimizer=kind, weight_decay=0.0))
         weight = model.get_parameter("model.layers.0.mlp.up_proj.weight")
         before = weight.detach().clone()
-        model.loss(torch.randint(0, 61, (2, 14)), torch.randint(0, 61, (2, 14)))[0].backward()
+        model.loss(torch.randint(0, 61, (2, 14)), torch.randint(0, 61, (2, 14)))[
+            0
+        ].backward()
         optimizer.step()
         sizes[kind] = (weight.detach() - before).square().mean().sqrt().item()
     assert 0.1 < sizes["muon"] / sizes["adamw"] < 1

@@ -29,7 +29,9 @@ from support.records import make_attempt, make_plan
 
 
 def resolved_for(home: Path, reference: DatasetRef) -> AttemptPlan:
-    return make_attempt(home / "runs" / "one", dataset=reference, plan=make_plan(nnodes=2))
+    return make_attempt(
+        home / "runs" / "one", dataset=reference, plan=make_plan(nnodes=2)
+    )
 
 
 @pytest.fixture
@@ -65,10 +67,13 @@ def test_consistent_nodes_start(built, both):
     assert both(attempt, attempt) == [None, None, None]
 
 
-def test_another_dataset_is_refused_with_the_node_and_both_values(built, data, tmp_path, both):
+def test_another_dataset_is_refused_with_the_node_and_both_values(
+    built, data, tmp_path, both
+):
     attempt = resolved_for(*built)
     unlike = resolved_for(
-        tmp_path / "other", preprocess(data(validation_fraction=0.4), tmp_path / "other")
+        tmp_path / "other",
+        preprocess(data(validation_fraction=0.4), tmp_path / "other"),
     )
     errors = both(attempt, unlike)
     assert (
@@ -102,9 +107,15 @@ def test_a_node_that_does_not_see_the_dataset_is_bad_data_on_all(built, both):
 
 
 def test_versions_and_code_are_compared(tmp_path):
-    first = NodeFacts(node=0, host="a", facts={"torch": "2.13.0", "code of infini-llama": "x"})
-    other = NodeFacts(node=3, host="b", facts={"torch": "2.12.1", "code of infini-llama": "x"})
-    assert differences(first, other) == ["node 3 (b) has torch 2.12.1, but node 0 (a) has 2.13.0."]
+    first = NodeFacts(
+        node=0, host="a", facts={"torch": "2.13.0", "code of infini-llama": "x"}
+    )
+    other = NodeFacts(
+        node=3, host="b", facts={"torch": "2.12.1", "code of infini-llama": "x"}
+    )
+    assert differences(first, other) == [
+        "node 3 (b) has torch 2.12.1, but node 0 (a) has 2.13.0."
+    ]
     for package in preflight.PACKAGES:
         assert (preflight.ROOT / package).is_dir()
         shutil.copytree(
@@ -119,7 +130,9 @@ def test_versions_and_code_are_compared(tmp_path):
 
 
 def test_one_machine_has_at_least_the_timeout_of_the_training():
-    assert preflight_seconds(600.0, nnodes=2) == preflight_seconds(6.0, nnodes=1) == 120.0
+    assert (
+        preflight_seconds(600.0, nnodes=2) == preflight_seconds(6.0, nnodes=1) == 120.0
+    )
     assert preflight_seconds(600.0, nnodes=1) == 600.0
 
 

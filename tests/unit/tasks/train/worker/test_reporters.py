@@ -10,12 +10,20 @@ from types import SimpleNamespace
 import pytest
 
 from infini_llama.tasks.records.metrics import TrainLine
-from infini_llama.tasks.train.worker.callbacks.metrics_writer import MetricsWriter, WeightsAndBiases
-from infini_llama.tasks.train.worker.callbacks.reporting import MOST_WAITING, ReporterThread
+from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
+    MetricsWriter,
+    WeightsAndBiases,
+)
+from infini_llama.tasks.train.worker.callbacks.reporting import (
+    MOST_WAITING,
+    ReporterThread,
+)
 from support.waiting import wait_until
 
 
-def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(tmp_path, monkeypatch):
+def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(
+    tmp_path, monkeypatch
+):
     """An attempt that is ended inside init leaves a run on the server, which the next attempt must resume."""
     ids = []
 
@@ -48,7 +56,9 @@ def ids(monkeypatch) -> list[str]:
     return ids
 
 
-def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(tmp_path, ids):
+def test_the_copy_of_a_run_has_a_wandb_run_of_its_own_and_a_moved_run_keeps_its(
+    tmp_path, ids
+):
     trunk = tmp_path / "trunk"
     trunk.mkdir()
     reporter = WeightsAndBiases(trunk, {})
@@ -128,6 +138,8 @@ def test_a_reporter_that_does_not_start_is_not_used(caplog):
         never.wait()
         return Stuck()
 
-    assert not ReporterThread("Weights & Biases", create, longest_wait=0.1).has_started()
+    assert not ReporterThread(
+        "Weights & Biases", create, longest_wait=0.1
+    ).has_started()
     assert "has not started within 0.1 s and is not used" in caplog.text
     never.set()

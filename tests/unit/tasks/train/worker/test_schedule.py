@@ -13,7 +13,10 @@ from infini_llama.configs.schema import TrainingConfig
 
 def settings(schedule, warmup=10, total=110, low=0.1):
     return TrainingConfig(
-        lr_schedule=schedule, warmup_steps=warmup, max_steps=total, min_learning_rate_ratio=low
+        lr_schedule=schedule,
+        warmup_steps=warmup,
+        max_steps=total,
+        min_learning_rate_ratio=low,
     )
 
 
@@ -31,9 +34,9 @@ def settings(schedule, warmup=10, total=110, low=0.1):
 def test_by_hand(schedule, points):
     for step, expected in points.items():
         assert factor(settings(schedule), 110, step) == pytest.approx(expected), step
-    assert [factor(settings(schedule), 110, step) for step in range(10)] == pytest.approx(
-        [i / 10 for i in range(1, 11)]
-    )
+    assert [
+        factor(settings(schedule), 110, step) for step in range(10)
+    ] == pytest.approx([i / 10 for i in range(1, 11)])
 
 
 def test_wsd_decays_from_the_peak_after_a_warm_up_that_reaches_into_the_last_fifth():
@@ -48,12 +51,17 @@ def test_wsd_decays_from_the_peak_after_a_warm_up_that_reaches_into_the_last_fif
     steps=st.integers(1, 200),
     low=st.floats(0, 1),
 )
-def test_never_rises_after_the_warm_up_nor_leaves_its_range(schedule, warmup, steps, low):
+def test_never_rises_after_the_warm_up_nor_leaves_its_range(
+    schedule, warmup, steps, low
+):
     train = settings(schedule, warmup, warmup + steps, low)
-    factors = [factor(train, warmup + steps, step) for step in range(warmup + steps + 1)]
+    factors = [
+        factor(train, warmup + steps, step) for step in range(warmup + steps + 1)
+    ]
     assert all(math.isfinite(value) and 0 <= value <= 1 + 1e-12 for value in factors)
     assert all(
-        later <= earlier + 1e-12 for earlier, later in pairwise(factors[max(0, warmup - 1) :])
+        later <= earlier + 1e-12
+        for earlier, later in pairwise(factors[max(0, warmup - 1) :])
     )
     if schedule not in ("constant", "inverse_sqrt"):
         assert factors[-1] == pytest.approx(low, abs=1e-9)

@@ -77,7 +77,9 @@ def test_by_seconds_the_clock_decides(monkeypatch):
 
 
 @given(
-    losses=st.lists(st.sampled_from([3.0, 2.0, 1.95, 1.9, math.nan, math.inf]), max_size=12),
+    losses=st.lists(
+        st.sampled_from([3.0, 2.0, 1.95, 1.9, math.nan, math.inf]), max_size=12
+    ),
     patience=st.integers(1, 4),
     cut=st.integers(0, 11),
 )
@@ -116,5 +118,7 @@ def test_the_loss_scale_halves_and_grows():
     scaler.adjust(finite=True)
     assert scaler.current == 2.0**16 and scaler.steps == 0
     scaler.scale = 1.0
-    assert not scaler.adjust(finite=False), "nothing left to lower: the update itself is at fault"
+    assert not scaler.adjust(finite=False), (
+        "nothing left to lower: the update itself is at fault"
+    )
     assert not LossScaler(enabled=False).adjust(finite=False)

@@ -82,7 +82,11 @@ def train(built, data, ranks, monkeypatch) -> Callable[..., RunFolder]:
         def measure(*arguments: object) -> ValidationLine:
             step = heartbeat.step
             return ValidationLine(
-                kind="validation", step=step, loss=losses[step], bits_per_byte=1.0, tokens=10
+                kind="validation",
+                step=step,
+                loss=losses[step],
+                bits_per_byte=1.0,
+                tokens=10,
             )
 
         class Stop(StopRequest):
@@ -169,7 +173,10 @@ def test_a_run_from_another_ones_checkpoint_has_validations_of_its_own(train):
         max_steps=20,
         early_stopping_patience=1,
     )
-    assert two.read(TrainingResult, two.result).steps == 15 and pointed(two) == "step-00000012"
+    assert (
+        two.read(TrainingResult, two.result).steps == 15
+        and pointed(two) == "step-00000012"
+    )
     results = RunReader(two.path).results
     assert results.tokens == results.input_tokens > 0, "those of its own steps"
 
@@ -192,7 +199,9 @@ def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_
     checkpoints.remove(checkpoints.checkpoint_path(run.checkpoints, 2))
     cut_metrics(run, 0)  # as after a kill before the first checkpoint
     train("two", {step: loss for step, loss in losses.items() if step}, **given)
-    assert [(line.step, line.loss) for line in RunReader(run.path).validated] == [*losses.items()]
+    assert [(line.step, line.loss) for line in RunReader(run.path).validated] == [
+        *losses.items()
+    ]
     assert kept(run) == [9, 5, 3] and pointed(run) == "step-00000003"
     assert RunReader(run.path).results.best_validation_loss == 6.0
     assert next(iter(headline(RunReader(run.path)).items())) == (
@@ -213,7 +222,9 @@ def test_weights_with_a_memory_are_trained_with_the_whole_jitter_from_the_first_
     with_memory = SIZES | {"attention": "infini", "segment_length": 4}
     for attention, model in {"softmax": SIZES, "infini": with_memory}.items():
         export(
-            train(f"from-{attention}", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}, model=model).path,
+            train(
+                f"from-{attention}", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}, model=model
+            ).path,
             tmp_path / attention,
             "latest",
             "float32",
@@ -242,7 +253,9 @@ def test_where_the_best_one_is_gone_the_next_lowest_is_saved(train, lost):
     assert kept(run) == [12, 10, 6] and pointed(run) == "step-00000006"
 
 
-def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monkeypatch, caplog):
+def test_what_is_only_for_people_ends_no_training(
+    train, dataset, tmp_path, monkeypatch, caplog
+):
     losses = {3: 7.0, 6: 6.0, 9: 5.0, 12: 4.0}
     calm = train("calm", losses, sample_prompts=[])
     train("broken", losses, stop_after=4)
@@ -265,8 +278,17 @@ def test_what_is_only_for_people_ends_no_training(train, dataset, tmp_path, monk
     assert results[0].weights_sha256 == results[1].weights_sha256
     assert results[0].samples == results[1].samples == ()
     assert not (calm.path / "samples.jsonl").read_text()
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    for part in ("sampling", "TensorBoard", "the profile", "train.metrics_hook=dividing:hook"):
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "WARNING"
+    ]
+    for part in (
+        "sampling",
+        "TensorBoard",
+        "the profile",
+        "train.metrics_hook=dividing:hook",
+    ):
         assert len([words for words in warnings if part in words]) == 1, part
 
 
@@ -278,8 +300,14 @@ class Broken:
 
 
 def test_a_reporter_that_fails_is_not_used_again_and_others_are(tmp_path, caplog):
-    makers: list[Callable[[], Reporter]] = [Broken, lambda: TensorBoard(tmp_path, 0, {}), Broken]  # type: ignore[list-item]
-    reporters = [ReporterThread(f"number {each}", make, 60) for each, make in enumerate(makers)]
+    makers: list[Callable[[], Reporter]] = [
+        Broken,
+        lambda: TensorBoard(tmp_path, 0, {}),
+        Broken,
+    ]  # type: ignore[list-item]
+    reporters = [
+        ReporterThread(f"number {each}", make, 60) for each, make in enumerate(makers)
+    ]
     metrics = MetricsWriter(tmp_path, 1, reporters)
     for number in (1, 2):
         metrics.samples(number, [Sample("a", "a text")])
@@ -292,7 +320,9 @@ def test_a_reporter_that_fails_is_not_used_again_and_others_are(tmp_path, caplog
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
 
 
-def test_other_steps_are_announced_with_what_they_do_to_the_learning_rate(train, caplog):
+def test_other_steps_are_announced_with_what_they_do_to_the_learning_rate(
+    train, caplog
+):
     losses = dict.fromkeys(range(3, 60, 3), 7.0)
     caplog.set_level("WARNING", "infini_llama.train")
     train("one", losses)
@@ -300,7 +330,9 @@ def test_other_steps_are_announced_with_what_they_do_to_the_learning_rate(train,
     assert "learning rate" not in caplog.text
     run = train("one", losses, stop_after=14, max_steps=60)
     rates = {
-        line.step: line.learning_rate for line in read_metrics(run) if isinstance(line, TrainLine)
+        line.step: line.learning_rate
+        for line in read_metrics(run)
+        if isinstance(line, TrainLine)
     }
     assert rates[13] > 5 * rates[12]
     assert all(f"{number:.3g}" in caplog.text for number in (rates[13], 1e-4)), (

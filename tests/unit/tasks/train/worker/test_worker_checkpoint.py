@@ -29,7 +29,9 @@ from support.one_rank import single_rank
 
 def trained(seed: int) -> NativeStrategy:
     torch.manual_seed(seed)
-    model = Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4))
+    model = Llama(
+        LlamaConfig(61, 16, 32, 2, 2, 1, 16, attention="infini", segment_length=4)
+    )
     strategy = single_rank(model)
     for _ in range(3):
         ids = torch.randint(0, 61, (2, 13))
@@ -73,7 +75,9 @@ def take_step(strategy, apply: bool) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
-def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path, optimizer):
+def test_a_checkpoint_from_before_the_first_update_can_be_loaded(
+    ranks, tmp_path, optimizer
+):
     """As after steps whose gradients overflowed."""
     strategy = strategy_of(optimizer)
     take_step(strategy, apply=False)
@@ -95,7 +99,9 @@ def test_a_checkpoint_from_before_the_first_update_can_be_loaded(ranks, tmp_path
         ("sgd", "muon"),
     ],
 )
-def test_another_optimizer_begins_without_state(ranks, tmp_path, before, now, is_recorded):
+def test_another_optimizer_begins_without_state(
+    ranks, tmp_path, before, now, is_recorded
+):
     """A checkpoint that does not record its optimizer has the state of the names that are the same."""
     strategy = strategy_of(before)
     take_step(strategy, apply=True)
@@ -123,7 +129,10 @@ def test_the_hash_sees_one_bit_a_name_and_a_shape():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda part: part.update(file="../rank-00000.bin"), "not a file of a checkpoint"),
+        (
+            lambda part: part.update(file="../rank-00000.bin"),
+            "not a file of a checkpoint",
+        ),
         (lambda part: part.update(file="/etc/passwd"), "not a file of a checkpoint"),
         (lambda part: part.update(start=part["start"] + 3), "invalid part"),
         (lambda part: part.update(start=-64), "invalid part"),
@@ -136,9 +145,9 @@ def test_a_table_with_other_types_is_refused(saved, change, sentence):
     path, state = saved
     table = json.loads((path / "tensors.json").read_text())
     change(
-        table["tensors"]["model.lm_head.weight" if "model.lm_head.weight" in state else min(state)][
-            "parts"
-        ][0]
+        table["tensors"][
+            "model.lm_head.weight" if "model.lm_head.weight" in state else min(state)
+        ]["parts"][0]
     )
     (path / "tensors.json").write_text(json.dumps(table))
     with pytest.raises(DataError, match=sentence):
@@ -172,16 +181,24 @@ def test_any_block_of_any_tensor_comes_back(tmp_path_factory, data):
     """Parts written by three ranks, read as other parts: what another world size does."""
     folder = tmp_path_factory.mktemp("parts")
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 5)))
-    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
+    dtype = data.draw(
+        st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])
+    )
     whole = torch.randint(0, 2, shape).to(dtype)
     cuts = [
         0,
         *sorted(data.draw(st.lists(st.integers(0, shape[0]), min_size=2, max_size=2))),
         shape[0],
     ]
-    metadata, results, writers = Metadata({}), [], [TensorWriter(folder) for _ in range(3)]
+    metadata, results, writers = (
+        Metadata({}),
+        [],
+        [TensorWriter(folder) for _ in range(3)],
+    )
     chunks = []
-    for rank, (writer, start, end) in enumerate(zip(writers, cuts, cuts[1:], strict=False)):
+    for rank, (writer, start, end) in enumerate(
+        zip(writers, cuts, cuts[1:], strict=False)
+    ):
         offsets, sizes = torch.Size([start, 0]), torch.Size([end - start, shape[1]])
         if end > start:
             chunks.append(ChunkStorageMetadata(offsets, sizes))
@@ -194,7 +211,8 @@ def test_any_block_of_any_tensor_comes_back(tmp_path_factory, data):
     )
     writers[0].finish(metadata, results)
     assert all(
-        file_checksum(folder / name) == checksum for name, checksum in writers[0].checksums.items()
+        file_checksum(folder / name) == checksum
+        for name, checksum in writers[0].checksums.items()
     )
     found = torch.zeros_like(whole)
     load_tensors(folder, {"t": found})
@@ -212,4 +230,8 @@ class Resolves(DefaultSavePlanner):
 
 def test_no_path_of_this_machine_is_in_a_checkpoint(saved, tmp_path):
     path, _ = saved
-    assert not [file.name for file in path.iterdir() if str(tmp_path).encode() in file.read_bytes()]
+    assert not [
+        file.name
+        for file in path.iterdir()
+        if str(tmp_path).encode() in file.read_bytes()
+    ]

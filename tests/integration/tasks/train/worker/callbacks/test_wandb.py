@@ -51,7 +51,8 @@ def logged(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
     """(ids of the runs, (step, numbers) of each line of history) in the offline files, in their order."""
     ids, lines = set(), []
     for file in sorted(
-        run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
+        run_dir.glob("wandb/offline-run-*/*.wandb"),
+        key=lambda path: path.stat().st_mtime_ns,
     ):
         for record in whole(file):
             if record.HasField("run"):
@@ -65,7 +66,9 @@ def logged(run_dir) -> tuple[set[str], list[tuple[int, dict]]]:
     return ids, lines
 
 
-def test_a_resumed_run_continues_its_wandb_run_without_repeated_steps(tmp_path, monkeypatch):
+def test_a_resumed_run_continues_its_wandb_run_without_repeated_steps(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("WANDB_MODE", "offline")
     for first, last in ((0, 6), (4, 8)):
         reporter = WeightsAndBiases(tmp_path, {"train": {"seed": 1}})

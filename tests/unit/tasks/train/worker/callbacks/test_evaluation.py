@@ -15,17 +15,27 @@ from support.one_rank import single_rank
 from support.records import make_attempt, make_config
 
 
-@pytest.mark.parametrize(("measured", "steps"), [((), [30]), ((20,), [30]), ((20, 30), [])])
-def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(tmp_path, measured, steps):
+@pytest.mark.parametrize(
+    ("measured", "steps"), [((), [30]), ((20,), [30]), ((20, 30), [])]
+)
+def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(
+    tmp_path, measured, steps
+):
     strategy, lines = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16))), []
-    writer = SimpleNamespace(has_validation=lambda step: step in measured, validation=lines.append)
+    writer = SimpleNamespace(
+        has_validation=lambda step: step in measured, validation=lines.append
+    )
     validation = SimpleNamespace(
-        measure=lambda module, ranks, step, _: ValidationLine(step=step, loss=2.0, tokens=24)
+        measure=lambda module, ranks, step, _: ValidationLine(
+            step=step, loss=2.0, tokens=24
+        )
     )
     heartbeat = SimpleNamespace(beat=lambda *_: None)
     attempt = make_attempt(tmp_path)
     assert attempt.max_steps <= 30
-    training = Training(attempt, strategy, None, strategy.ranks, heartbeat, lambda: False)
+    training = Training(
+        attempt, strategy, None, strategy.ranks, heartbeat, lambda: False
+    )
     evaluation = Evaluation(training, validation, SimpleNamespace(writer=writer))
     evaluation.on_train_start(TrainState(step=30))
     assert [line.step for line in lines] == steps
@@ -34,10 +44,14 @@ def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(tmp_path, mea
 
 
 @pytest.mark.parametrize(("is_due", "ends"), [(False, True), (True, False)])
-def test_an_evaluation_that_was_given_up_begins_its_interval_anew(tmp_path, is_due, ends):
+def test_an_evaluation_that_was_given_up_begins_its_interval_anew(
+    tmp_path, is_due, ends
+):
     """The attempt makes it before any step; the time before it does not count for the next one."""
     strategy = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16)))
-    config = changed(make_config(), train={"eval_steps": "1 minutes", "warmup_steps": 0})
+    config = changed(
+        make_config(), train={"eval_steps": "1 minutes", "warmup_steps": 0}
+    )
     attempt = make_attempt(tmp_path, config, since_evaluation=100.0)
     training = Training(attempt, strategy, None, strategy.ranks, None, lambda: False)
     evaluation = Evaluation(training, None, SimpleNamespace(writer=None))

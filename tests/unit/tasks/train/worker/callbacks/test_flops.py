@@ -64,18 +64,29 @@ def test_flops_of_steps_with_the_loss_on_answers_are_those_that_are_executed(
     chunk, data, ranks, tmp_path
 ):
     texts = [
-        {"text": f"{number} is a number and its answer is: {number % 7}"} for number in range(90)
+        {"text": f"{number} is a number and its answer is: {number % 7}"}
+        for number in range(90)
     ]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    answers = {"files": [f"{tmp_path}/texts.jsonl"], "loss_on": "answer", "answer_after": ":"}
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps(text) + "\n" for text in texts)
+    )
+    answers = {
+        "files": [f"{tmp_path}/texts.jsonl"],
+        "loss_on": "answer",
+        "answer_after": ":",
+    }
     given = {"data": data(**answers), "model": MODEL, "train": TRAIN}
     config = parse_config(given | {"runtime": {"name": "run", "home": str(tmp_path)}})
     dataset, plan = preprocess(config.data, tmp_path), make_plan(loss_chunk=chunk)
     run = RunFolder(tmp_path / "runs/run")
     lineage = bind_run(config, dataset, plan)
-    attempt = plan_attempt(config, dataset, plan, lineage, invocation="", verify_on_read=False)
+    attempt = plan_attempt(
+        config, dataset, plan, lineage, invocation="", verify_on_read=False
+    )
     (run.path / "logs/attempt-01").mkdir(parents=True)
-    trainer = Trainer(attempt, ranks, NeverStop(), Heartbeat(run.path / "logs/attempt-01", 0))
+    trainer = Trainer(
+        attempt, ranks, NeverStop(), Heartbeat(run.path / "logs/attempt-01", 0)
+    )
     trainer.callbacks.insert(0, count := Count())
     trainer.fit()
     lines = RunReader(run.path).trained

@@ -9,11 +9,19 @@ from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.model.memory import memories, retrieve
-from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, MemoryNorms, gate_reach
+from infini_llama.tasks.train.worker.callbacks.gates import (
+    GateWarnings,
+    MemoryNorms,
+    gate_reach,
+)
 
 
 def warnings(caplog) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING
+    ]
 
 
 def test_the_reach_is_the_sum_of_the_rates():
@@ -44,14 +52,18 @@ def test_a_schedule_that_cannot_move_a_gate_is_named(caplog):
 
 
 def test_texts_no_longer_than_a_segment_are_named(caplog):
-    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(unread=32, longest_document=32)
+    GateWarnings(TrainingConfig(max_steps=1000), 1000).at_start(
+        unread=32, longest_document=32
+    )
     (message,) = warnings(caplog)
     assert "first 32 of" in message and "model.segment_length" in message
 
 
 def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
     found = GateWarnings(TrainingConfig(max_steps=1000), 100)
-    found.ignore([[0.5, 0.5], [], [1e-9, 0.5]])  # closed by train.init_gate, not by the training
+    found.ignore(
+        [[0.5, 0.5], [], [1e-9, 0.5]]
+    )  # closed by train.init_gate, not by the training
     found.observe(10, [[0.5, 0.002], [0.998, 0.3], [1e-9, 0.5]])
     assert not warnings(caplog)
     for step in (20, 30):
@@ -59,26 +71,39 @@ def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
     found.observe(40, [[0.5, 0.0005], [0.9995, 0.0001]])
     found.observe(100, [[1e-9, 0.0005], [0.9995, 0.0001]])
     first, second = warnings(caplog)
-    assert "2 gate(s)" in first and "layer 0, head 1" in first and "layer 1, head 1" in second
+    assert (
+        "2 gate(s)" in first
+        and "layer 0, head 1" in first
+        and "layer 1, head 1" in second
+    )
 
 
 @torch.no_grad()
 def test_norms_of_what_is_read_and_stored_are_observed_inside_alone():
     torch.manual_seed(0)
-    model = Llama(LlamaConfig(40, 16, 24, 2, 2, 2, 32, attention="infini", segment_length=4)).eval()
+    model = Llama(
+        LlamaConfig(40, 16, 24, 2, 2, 2, 32, attention="infini", segment_length=4)
+    ).eval()
     norms, rows = MemoryNorms(2), torch.randint(40, (3, 12))
     with norms.observed(model):
         outside = model(rows)
-    assert torch.equal(model(rows), outside) and len(norms.reads) == len(norms.writes) == 2
+    assert (
+        torch.equal(model(rows), outside) and len(norms.reads) == len(norms.writes) == 2
+    )
     layer = model.model.layers[0]
     q, k, v = (
         x.unflatten(2, (3, 4)).transpose(1, 2)
-        for x in layer.self_attn.project(layer.input_layernorm(model.model.embed_tokens(rows)))
+        for x in layer.self_attn.project(
+            layer.input_layernorm(model.model.embed_tokens(rows))
+        )
     )
     M, z = memories(k[:, :2], v[:, :2], "linear")
-    assert norms.writes[0] == pytest.approx(M[:, 1].norm(dim=(-2, -1)).mean().item(), rel=1e-4)
+    assert norms.writes[0] == pytest.approx(
+        M[:, 1].norm(dim=(-2, -1)).mean().item(), rel=1e-4
+    )
     found, own = retrieve(q[:, 1:], M, z), v[:, 1:].square().mean()
     assert (
-        0 < norms.reads[0] < 10 and found.square().mean().sqrt() / norms.reads[0] < 2 * own.sqrt()
+        0 < norms.reads[0] < 10
+        and found.square().mean().sqrt() / norms.reads[0] < 2 * own.sqrt()
     )
     assert all(layer.self_attn.observer is None for layer in model.model.layers)

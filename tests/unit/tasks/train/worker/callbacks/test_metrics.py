@@ -43,7 +43,11 @@ def step(number: int, loss: float = 2.0) -> TrainLine:
         "tokens_per_second": 5.0,
         "mfu": 0.5,
     }
-    logged = {"param_norm": 3.0, "gates": [[0.2, 0.3], [0.5]], "custom": {"largest": 7.0}}
+    logged = {
+        "param_norm": 3.0,
+        "gates": [[0.2, 0.3], [0.5]],
+        "custom": {"largest": 7.0},
+    }
     if number % 2:
         logged = {"param_norm": None, "gates": (), "custom": {}}
     record = {
@@ -65,7 +69,9 @@ def threaded(create: Callable[[], Reporter]) -> ReporterThread:
 
 def attempt(run_dir, first: int, last: int) -> None:
     cut_metrics(RunFolder(run_dir), first)
-    metrics = MetricsWriter(run_dir, 2, [threaded(lambda: TensorBoard(run_dir, first, CONFIG))])
+    metrics = MetricsWriter(
+        run_dir, 2, [threaded(lambda: TensorBoard(run_dir, first, CONFIG))]
+    )
     for number in range(first + 1, last + 1):
         metrics.train(step(number))
         if number % 2 == 0:
@@ -73,7 +79,9 @@ def attempt(run_dir, first: int, last: int) -> None:
                 kind="validation", step=number, loss=2.0, bits_per_byte=math.nan
             )
             metrics.validation(
-                validation.model_copy(update={"memory_reads": (0.5,), "memory_norms": (9.0,)})
+                validation.model_copy(
+                    update={"memory_reads": (0.5,), "memory_norms": (9.0,)}
+                )
             )
             metrics.samples(number, [Sample("p", f"p at {number}")])
     metrics.close()
@@ -83,21 +91,40 @@ def attempt(run_dir, first: int, last: int) -> None:
 def test_a_resumed_run_reports_every_step_once(tmp_path):
     attempt(tmp_path, 0, 6)
     attempt(tmp_path, 4, 8)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 9))
-    assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 4, 6, 8]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(
+        range(1, 9)
+    )
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [
+        2,
+        4,
+        6,
+        8,
+    ]
     assert lines[0]["grad_norm"] is None, "JSON has no word for infinity"
     assert not lines[0].keys() & {"param_norm", "gates", "custom"}, "not measured"
     logged = next(line for line in lines if line["step"] == 4)
-    assert logged["step_time_spread"] == pytest.approx({"p50": 0.25, "p90": 0.37, "p99": 0.397})
-    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    assert [sample["text"] for sample in samples] == [f"p at {number}" for number in (2, 4, 6, 8)]
+    assert logged["step_time_spread"] == pytest.approx(
+        {"p50": 0.25, "p90": 0.37, "p99": 0.397}
+    )
+    samples = [
+        json.loads(line)
+        for line in (tmp_path / "samples.jsonl").read_text().splitlines()
+    ]
+    assert [sample["text"] for sample in samples] == [
+        f"p at {number}" for number in (2, 4, 6, 8)
+    ]
 
 
 def test_gates_that_are_not_finite_are_null_and_the_line_is_read_again(tmp_path):
     metrics = MetricsWriter(tmp_path, 1, [])
     metrics.train(
-        step(2).model_copy(update={"gates": ((0.25, math.nan),), "custom": {"largest": math.inf}})
+        step(2).model_copy(
+            update={"gates": ((0.25, math.nan),), "custom": {"largest": math.inf}}
+        )
     )
     metrics.close()
     (line,) = read_metrics(RunFolder(tmp_path))
@@ -128,9 +155,10 @@ def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
         "memory-reads/layer-0",
         "memory-norms/layer-0",
     }
-    assert expected <= scalars and not {"train/grad_norm", "validation/bits_per_byte"} & scalars, (
-        "not finite"
-    )
+    assert (
+        expected <= scalars
+        and not {"train/grad_norm", "validation/bits_per_byte"} & scalars
+    ), "not finite"
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8], (
         "purge_step takes the lost 6 away"
     )
@@ -140,15 +168,23 @@ def test_tensorboard_has_the_groups_and_nothing_twice(tmp_path):
 
 
 def test_a_large_model_has_no_curve_per_head(tmp_path):
-    metrics = MetricsWriter(tmp_path, 1, [threaded(lambda: TensorBoard(tmp_path, 0, CONFIG))])
+    metrics = MetricsWriter(
+        tmp_path, 1, [threaded(lambda: TensorBoard(tmp_path, 0, CONFIG))]
+    )
     metrics.train(step(2).model_copy(update={"gates": ((0.5,) * 33,) * 2}))
     metrics.close_reporters(finished=False)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert not [name for name in events.Tags()["scalars"] if name.startswith("gate-heads")]
+    assert not [
+        name for name in events.Tags()["scalars"] if name.startswith("gate-heads")
+    ]
 
 
 def test_settings_are_flat_for_hparams():
-    assert flat({"a": {"b": 1, "c": [1]}, "d": None}) == {"a.b": 1, "a.c": "[1]", "d": "null"}
+    assert flat({"a": {"b": 1, "c": [1]}, "d": None}) == {
+        "a.b": 1,
+        "a.c": "[1]",
+        "d": "null",
+    }
 
 
 def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
@@ -158,7 +194,9 @@ def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     model = Llama(LlamaConfig(61, 16, 32, 1, 2, 2, 16))
-    found = call_hook(load_hook("mine:largest"), "mine:largest", model, TrainLine(step=1))
+    found = call_hook(
+        load_hook("mine:largest"), "mine:largest", model, TrainLine(step=1)
+    )
     assert found == {"largest": 1.0}
     with pytest.raises(ConfigError, match="mine:wrong"):
         call_hook(load_hook("mine:wrong"), "mine:wrong", model, TrainLine(step=1))
@@ -191,7 +229,9 @@ def test_the_peak_flops_measurement_does_not_touch_the_generators():
     assert torch.equal(torch.rand(1), expected)
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (10, 1), (11, 2), (35, 4), (999, 5)])
+@pytest.mark.parametrize(
+    ("tokens", "rows"), [(1, 1), (10, 1), (11, 2), (35, 4), (999, 5)]
+)
 def test_held_out_tokens_are_the_first_rows_that_have_them(tokens, rows):
     class Reader:
         sources = ()

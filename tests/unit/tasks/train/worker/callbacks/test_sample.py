@@ -19,7 +19,9 @@ from infini_llama.tasks.train.worker.callbacks.samples import sample_texts
 @pytest.fixture
 def model(built) -> Llama:
     size = built[1].vocab_size
-    return Llama(LlamaConfig(size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8))
+    return Llama(
+        LlamaConfig(size, 16, 24, 1, 2, 1, 64, attention="infini", segment_length=8)
+    )
 
 
 def test_prompts_are_continued_independently(model, dataset):
@@ -28,11 +30,16 @@ def test_prompts_are_continued_independently(model, dataset):
 
     def texts_for(prompts: list[str], seed: int) -> list[str]:
         train = TrainingConfig(sample_prompts=prompts, sample_tokens=20, seed=seed)
-        return [sample.text for sample in sample_texts(model, dataset, train, Conversation())]
+        return [
+            sample.text
+            for sample in sample_texts(model, dataset, train, Conversation())
+        ]
 
     texts = texts_for(prompts, 3)
     assert (
-        all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True))
+        all(
+            text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True)
+        )
         and texts[0] != prompts[0]
     )
     assert texts == [texts_for([prompt], 3)[0] for prompt in prompts]
@@ -42,7 +49,9 @@ def test_prompts_are_continued_independently(model, dataset):
 def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(
     model, dataset, corpus
 ):
-    (sample,) = sample_texts(model, dataset, TrainingConfig(sample_tokens=5), Conversation())
+    (sample,) = sample_texts(
+        model, dataset, TrainingConfig(sample_tokens=5), Conversation()
+    )
     texts = [path.read_text() for path in corpus.glob("*.txt")]
     assert (
         0 < len(sample.prompt) <= 60
@@ -50,7 +59,8 @@ def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(
         and sample.text != sample.prompt
     )
     assert any(
-        text.startswith(sample.prompt) and text[len(sample.prompt)].isspace() for text in texts
+        text.startswith(sample.prompt) and text[len(sample.prompt)].isspace()
+        for text in texts
     )
     until = time.monotonic() + 0.2
     (cut,) = sample_texts(
@@ -63,12 +73,21 @@ def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(
     assert cut.text.startswith(cut.prompt) and len(cut.text) > len(cut.prompt)
 
 
-def test_where_only_answers_are_learned_a_sample_answers_a_held_out_prompt(data, tmp_path):
+def test_where_only_answers_are_learned_a_sample_answers_a_held_out_prompt(
+    data, tmp_path
+):
     lines = [
-        {"text": f"What is {number} plus one? Answer: {number + 1}"} for number in range(100, 160)
+        {"text": f"What is {number} plus one? Answer: {number + 1}"}
+        for number in range(100, 160)
     ]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = {"files": [f"{tmp_path}/sums.jsonl"], "loss_on": "answer", "answer_after": "Answer:"}
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+    given = {
+        "files": [f"{tmp_path}/sums.jsonl"],
+        "loss_on": "answer",
+        "answer_after": "Answer:",
+    }
     reference = preprocess(data(**given), tmp_path / "home")
     dataset = tmp_path / "home" / reference.path
     tokenizer = read_tokenizer(dataset)

@@ -36,16 +36,24 @@ def policy(fp16: bool = False, **changes) -> UpdatePolicy:
     )
 
 
-def end_step(policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool = False) -> None:
-    result = StepResult(Update(loss, 1.0, False, skipped), 0, TrainLine(step=1, targets=8))
+def end_step(
+    policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool = False
+) -> None:
+    result = StepResult(
+        Update(loss, 1.0, False, skipped), 0, TrainLine(step=1, targets=8)
+    )
     policy.on_step_end(TrainState(step=step, samples=step * 8), result)
 
 
 def test_a_loss_far_above_the_last_ones_is_a_spike_even_after_spikes(spikes):
-    assert spikes.is_spike(8.0) and not spikes.is_spike(1.0) and not spikes.is_spike(4.3)
+    assert (
+        spikes.is_spike(8.0) and not spikes.is_spike(1.0) and not spikes.is_spike(4.3)
+    )
     for _ in range(HISTORY // 3):
         spikes.add(50.0)
-    assert spikes.is_spike(20.0), "a mean and a standard deviation would have been moved"
+    assert spikes.is_spike(20.0), (
+        "a mean and a standard deviation would have been moved"
+    )
 
 
 def test_a_resumed_policy_decides_the_same(spikes):
@@ -58,7 +66,9 @@ def test_a_resumed_policy_decides_the_same(spikes):
     assert [again.spikes.is_spike(loss / 10) for loss in range(30, 90)] == [
         spikes.is_spike(loss / 10) for loss in range(30, 90)
     ]
-    assert TrainState.read_json("{}").losses == [], "checkpoints of older versions are read"
+    assert TrainState.read_json("{}").losses == [], (
+        "checkpoints of older versions are read"
+    )
 
 
 def test_off_by_default_and_silent_until_enough_was_seen():
@@ -73,7 +83,9 @@ def test_off_by_default_and_silent_until_enough_was_seen():
     )
 
 
-@pytest.mark.parametrize("usual", [[0.0, 0.0, 2.0], [1e-7, 2e-7, 2.0], [0.5, 0.5, 0.5, 3.0]])
+@pytest.mark.parametrize(
+    "usual", [[0.0, 0.0, 2.0], [1e-7, 2e-7, 2.0], [0.5, 0.5, 0.5, 3.0]]
+)
 def test_losses_that_are_mostly_alike_make_no_spike_of_the_others(usual):
     spikes = SpikeDetector(6.0)
     for loss in usual * ENOUGH:

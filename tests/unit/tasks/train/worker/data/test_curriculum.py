@@ -17,7 +17,11 @@ from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
 from infini_llama.tasks.train.binding import bind_run
-from infini_llama.tasks.train.worker.data.loader import BatchPlan, TrainBatches, curriculum_stages
+from infini_llama.tasks.train.worker.data.loader import (
+    BatchPlan,
+    TrainBatches,
+    curriculum_stages,
+)
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip
 from support.records import make_attempt, make_dataset, make_plan
@@ -57,7 +61,8 @@ def batches(
 def test_each_stage_has_its_own_rows_and_as_many_tokens_per_step():
     of = batches()
     shapes = [
-        {tuple(inputs.shape) for inputs, *_ in of.micro_batches(at, CPU)} for at in range(0, 64, 8)
+        {tuple(inputs.shape) for inputs, *_ in of.micro_batches(at, CPU)}
+        for at in range(0, 64, 8)
     ]
     assert shapes == [{(8, 4)}] * 2 + [{(4, 8)}] * 3 + [{(2, 16)}] * 3
     assert [of.targets(at) for at in range(0, 64, 8)] == [8 * 16] * 8
@@ -104,7 +109,8 @@ class Masked(Rows):
 def test_all_ranks_find_the_same_first_micro_batch_with_targets():
     reader = Masked(16, 40)
     ranks = [
-        TrainBatches(curriculum_stages(reader), BatchPlan(7, 8, 2, rank, 2)) for rank in range(2)
+        TrainBatches(curriculum_stages(reader), BatchPlan(7, 8, 2, rank, 2))
+        for rank in range(2)
     ]
     # The second micro-batch of each rank's four samples of step 1.
     reader.counting = tuple(ranks[0].rows(8)[[3, 6]].tolist())
@@ -143,9 +149,15 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
     dataset = make_dataset(curriculum=tables, sequence_length=32)
     lengths = [{"sequence_length": 8}, {"sequence_length": 16}]
 
-    def shorter_rows(home: str, stages: list[dict], **model) -> tuple[tuple[str, int], ...]:
+    def shorter_rows(
+        home: str, stages: list[dict], **model
+    ) -> tuple[tuple[str, int], ...]:
         sections = {
-            "data": {"source": "python-stdlib", "sequence_length": 32, "curriculum": stages},
+            "data": {
+                "source": "python-stdlib",
+                "sequence_length": 32,
+                "curriculum": stages,
+            },
             "train": {"max_steps": 100, "global_batch_size": 8, "warmup_steps": 5},
             "model": model,
             "runtime": {"home": str(tmp_path / home), "name": "mine"},
@@ -153,12 +165,23 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
         settings = PipelineConfig.model_validate(sections)
         lineage = bind_run(settings, dataset, make_plan())
         return make_attempt(
-            tmp_path / home / "runs" / "mine", settings, dataset=dataset, lineage=lineage
+            tmp_path / home / "runs" / "mine",
+            settings,
+            dataset=dataset,
+            lineage=lineage,
         ).shorter_rows
 
-    shares = [length | {"until": share} for length, share in zip(lengths, (0.25, 0.5), strict=True)]
-    assert shorter_rows("shares", shares) == (("a", 200), ("b", 400)) and not caplog.text
-    steps = [length | {"until": step} for length, step in zip(lengths, (25, 100), strict=True)]
+    shares = [
+        length | {"until": share}
+        for length, share in zip(lengths, (0.25, 0.5), strict=True)
+    ]
+    assert (
+        shorter_rows("shares", shares) == (("a", 200), ("b", 400)) and not caplog.text
+    )
+    steps = [
+        length | {"until": step}
+        for length, step in zip(lengths, (25, 100), strict=True)
+    ]
     assert shorter_rows("steps", steps) == (("a", 200), ("b", 800))
     assert "train.max_steps=100" in caplog.text
     with pytest.raises(ConfigError, match=r"model\.segment_length=8"):
@@ -167,7 +190,12 @@ def test_steps_and_shares_become_samples(tmp_path, caplog):
 
 @pytest.fixture
 def staged(data) -> DataConfig:
-    return data(curriculum=[{"sequence_length": 4, "until": 2}, {"sequence_length": 8, "until": 5}])
+    return data(
+        curriculum=[
+            {"sequence_length": 4, "until": 2},
+            {"sequence_length": 8, "until": 5},
+        ]
+    )
 
 
 def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_path):
@@ -194,11 +222,14 @@ def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_pa
 
 
 @pytest.mark.parametrize("ends", [(0.25, 0.5), (10, 25)], ids=["fractions", "steps"])
-def test_a_length_in_tokens_counts_the_targets_of_each_stage(ends, data, tmp_path, caplog):
+def test_a_length_in_tokens_counts_the_targets_of_each_stage(
+    ends, data, tmp_path, caplog
+):
     """Padded sequences: more of the short ones are targets."""
     caplog.set_level("WARNING", "infini_llama")
     stages = [
-        {"sequence_length": size, "until": end} for size, end in zip((16, 64), ends, strict=True)
+        {"sequence_length": size, "until": end}
+        for size, end in zip((16, 64), ends, strict=True)
     ]
     padded = data(packing="padded", sequence_length=512, curriculum=stages)
     reference = preprocess(padded, tmp_path)
@@ -211,30 +242,50 @@ def test_a_length_in_tokens_counts_the_targets_of_each_stage(ends, data, tmp_pat
             "micro_batch_size": 2,
         }
         sections = {"data": padded, "train": train, "runtime": {"home": str(tmp_path)}}
-        lineage = bind_run(PipelineConfig.model_validate(sections), reference, make_plan())
-        tables = (*(stage.row_table for stage in reference.curriculum), reference.row_table)
-        *short, full = (TokenReader(tmp_path / reference.path, table, "train") for table in tables)
+        lineage = bind_run(
+            PipelineConfig.model_validate(sections), reference, make_plan()
+        )
+        tables = (
+            *(stage.row_table for stage in reference.curriculum),
+            reference.row_table,
+        )
+        *short, full = (
+            TokenReader(tmp_path / reference.path, table, "train") for table in tables
+        )
         shorter = [
-            (reader, 4 * end) for reader, end in zip(short, lineage.curriculum_ends, strict=True)
+            (reader, 4 * end)
+            for reader, end in zip(short, lineage.curriculum_ends, strict=True)
         ]
-        batches = TrainBatches(curriculum_stages(full, shorter), BatchPlan(7, 4, 2, 0, 1))
+        batches = TrainBatches(
+            curriculum_stages(full, shorter), BatchPlan(7, 4, 2, 0, 1)
+        )
         return sum(
             batches.targets(4 * step) for step in range(lineage.max_steps)
         ) / max_tokens, lineage
 
-    shares, runs = zip(*(trained(number) for number in (120_000, 120_000, 240_000)), strict=True)
+    shares, runs = zip(
+        *(trained(number) for number in (120_000, 120_000, 240_000)), strict=True
+    )
     assert all(0.97 < share < 1.03 for share in shares)
     assert runs[0] == runs[1] and runs[1].curriculum_ends == runs[2].curriculum_ends
-    assert caplog.text.count("from here on") == 1  # a length that is not changed stays as it is
+    assert (
+        caplog.text.count("from here on") == 1
+    )  # a length that is not changed stays as it is
 
 
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):
     reference = preprocess(staged, tmp_path)
     table = (
-        tmp_path / reference.path / "chunks" / reference.curriculum[1].row_table / "train.rows.npy"
+        tmp_path
+        / reference.path
+        / "chunks"
+        / reference.curriculum[1].row_table
+        / "train.rows.npy"
     )
     flip(table, -1)
     with pytest.raises(DataError, match=str(table)):
         verify(reference, tmp_path, "quick")
-    assert preprocess(staged, tmp_path, repair=True) == changed(reference, built=["row tables"])
+    assert preprocess(staged, tmp_path, repair=True) == changed(
+        reference, built=["row tables"]
+    )
     verify(reference, tmp_path, "quick")

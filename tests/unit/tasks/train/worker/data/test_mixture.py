@@ -11,14 +11,19 @@ from infini_llama.tasks.records.manifest import SourceRows
 
 seeds = st.integers(0, 2**63 - 1)
 mixtures = st.lists(
-    st.tuples(st.integers(1, 60), st.floats(0.01, 100).map(lambda weight: round(weight, 2))),
+    st.tuples(
+        st.integers(1, 60), st.floats(0.01, 100).map(lambda weight: round(weight, 2))
+    ),
     min_size=1,
     max_size=5,
 )
 
 
 def parts(mixture):
-    sources = [SourceRows(name=f"s{number}", rows=rows) for number, (rows, _) in enumerate(mixture)]
+    sources = [
+        SourceRows(name=f"s{number}", rows=rows)
+        for number, (rows, _) in enumerate(mixture)
+    ]
     return weighted_sources(
         sources, {f"s{number}": weight for number, (_, weight) in enumerate(mixture)}
     )
@@ -54,7 +59,10 @@ def test_shares_are_exact_at_multiples_and_near_between_them():
     of = parts(mixture)
     whole = mixed_rows(0, 100_000, of, 7)
     drawn = np.stack(
-        [((whole >= part.first) & (whole < part.first + part.rows)).cumsum() for part in of]
+        [
+            ((whole >= part.first) & (whole < part.first + part.rows)).cumsum()
+            for part in of
+        ]
     )
     exact = np.outer([0.7, 0.2, 0.1], np.arange(1, 100_001))
     assert np.abs(drawn - exact).max() < 2
@@ -89,5 +97,6 @@ def test_weights_of_any_ratio_are_seekable_far_away():
 def test_weights_for_other_sources_are_refused():
     with pytest.raises(ConfigError, match=r"a, b.*a, c"):
         weighted_sources(
-            [SourceRows(name="a", rows=1), SourceRows(name="c", rows=1)], {"a": 1, "b": 1}
+            [SourceRows(name="a", rows=1), SourceRows(name="c", rows=1)],
+            {"a": 1, "b": 1},
         )

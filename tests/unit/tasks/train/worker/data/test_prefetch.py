@@ -50,11 +50,21 @@ def following(samples: int) -> int:
 def steps(
     reader: Rows, workers: int, first: int = 0, count: int = 12
 ) -> list[tuple[int, list, int]]:
-    batches, seen, at = TrainBatches(curriculum_stages(reader), BatchPlan(7, 8, 2, 0, 1)), [], first
+    batches, seen, at = (
+        TrainBatches(curriculum_stages(reader), BatchPlan(7, 8, 2, 0, 1)),
+        [],
+        first,
+    )
     with Prefetch(batches, CPU, following, workers) as prefetch:
         for _ in range(count):
             built, targets = prefetch.batch_at(at)
-            seen.append((at, [[part.tolist() for part in batch[:2]] for batch in built], targets))
+            seen.append(
+                (
+                    at,
+                    [[part.tolist() for part in batch[:2]] for batch in built],
+                    targets,
+                )
+            )
             at = following(at)
     return seen
 
@@ -82,18 +92,25 @@ def test_an_error_is_raised_at_its_own_step_and_no_thread_is_left(workers):
         prefetch.batch_at(0), prefetch.batch_at(8)
         with pytest.raises(DataError, match=f"row {damaged} "):
             prefetch.batch_at(32)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("data_")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("data_")
+    ]
 
 
 def test_a_seek_is_followed():
     with Prefetch(
-        TrainBatches(curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1)), CPU, following, 2
+        TrainBatches(curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1)),
+        CPU,
+        following,
+        2,
     ) as prefetch:
         prefetch.batch_at(0)
         jumped = prefetch.batch_at(80)
     assert torch.equal(
         jumped[0][0][0],
         next(
-            TrainBatches(curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1)).micro_batches(80, CPU)
+            TrainBatches(
+                curriculum_stages(Rows()), BatchPlan(7, 8, 2, 0, 1)
+            ).micro_batches(80, CPU)
         )[0],
     )
