@@ -88,11 +88,11 @@ def take_turns(step: Step, turns: Turns, profiled: bool) -> None:
             number += 1
         last = profiled and turn == order["turns"] - 1
         turns.end(
-            lambda: (
+            lambda last=last: (
                 {"profile": profile_of(step, batch_of(0, order["vocabulary"]))}
                 if last
                 else {}
-            )  # noqa: B023
+            )
         )
 
 

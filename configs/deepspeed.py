@@ -80,6 +80,37 @@ def refuse_contradictions(
     Raises:
         ConfigError: what contradicts them or is unknown, one line per problem.
     """
+    of_run = _values_of_run(train, micro_batch_size, precision, workers)
+    problems: list[str] = []
+    for name, value in _stated(train).items():
+        key, expected = of_run.get(name, ("", value))
+        # In Python, True equals 1; in JSON, true is no number.
+        is_one_a_flag = (type(value) is bool) != (type(expected) is bool)
+        if is_one_a_flag or value != expected:
+            problems.append(
+                f'{name}={value!r}, but {key} is {expected!r}; change one, or write "auto".'
+            )
+        elif name == "zero_optimization.stage" and (
+            type(value) is bool or value not in (1, 2, 3)
+        ):
+            problems.append(
+                f"{name}={value!r} is not 1, 2 or 3; without ZeRO use train.parallel=ddp."
+            )
+        elif name not in TAKEN and name not in of_run:
+            problems.append(
+                f"{name} is not known here; take it out, or use a key of the run "
+                "(docs/configuration.md)."
+            )
+    if problems:
+        raise ConfigError(
+            f"{KEY} does not fit the run", [f"{KEY}: {problem}" for problem in problems]
+        )
+
+
+def _values_of_run(
+    train: TrainingConfig, micro_batch_size: int, precision: str, workers: int
+) -> dict[str, tuple[str, JsonValue]]:
+    """By DeepSpeed's keys: the run's own key, and its value."""
     sizes = _sizes(train, micro_batch_size, workers)
     of_run: dict[str, tuple[str, JsonValue]] = {
         "train_batch_size": ("train.global_batch_size", train.global_batch_size),
@@ -105,30 +136,7 @@ def refuse_contradictions(
     }
     if train.zero_stage is not None:
         of_run["zero_optimization.stage"] = ("train.zero_stage", train.zero_stage)
-    problems: list[str] = []
-    for name, value in _stated(train).items():
-        key, expected = of_run.get(name, ("", value))
-        # In Python, True equals 1; in JSON, true is no number.
-        is_one_a_flag = (type(value) is bool) != (type(expected) is bool)
-        if is_one_a_flag or value != expected:
-            problems.append(
-                f'{name}={value!r}, but {key} is {expected!r}; change one, or write "auto".'
-            )
-        elif name == "zero_optimization.stage" and (
-            type(value) is bool or value not in (1, 2, 3)
-        ):
-            problems.append(
-                f"{name}={value!r} is not 1, 2 or 3; without ZeRO use train.parallel=ddp."
-            )
-        elif name not in TAKEN and name not in of_run:
-            problems.append(
-                f"{name} is not known here; take it out, or use a key of the run "
-                "(docs/configuration.md)."
-            )
-    if problems:
-        raise ConfigError(
-            f"{KEY} does not fit the run", [f"{KEY}: {problem}" for problem in problems]
-        )
+    return of_run
 
 
 def engine_settings(

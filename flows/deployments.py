@@ -91,7 +91,8 @@ class Deployment:
     def version(self) -> str:
         """Version of the program, and digests of the configuration and of its schedules."""
         schedules = self.config.deployment.model_dump(mode="json")["schedules"]
-        return f"{version('infini-llama')}+{_digest(self.parameters()['config'])}.{_digest(schedules)}"
+        config = self.parameters()["config"]
+        return f"{version('infini-llama')}+{_digest(config)}.{_digest(schedules)}"
 
     def to_prefect(self) -> RunnerDeployment:
         """The deployment as Prefect takes it, without its schedules."""

@@ -439,9 +439,8 @@ class InfiniAttention(SegmentAttention):
             )
             count = k.shape[1]
             waiting = self._waiting(state)
-            writing = max(0, count - self.lag + (state is not None))
-            after = None
-            all_writes = (
+            # Drawn for all segments, also for those that are not written.
+            writes = (
                 self._jittered(layout.writes, k) if self.training else layout.writes
             )
             if layout.context is not None:
@@ -451,20 +450,17 @@ class InfiniAttention(SegmentAttention):
                     self.update,
                     layout.context,
                     layout.keeps,
-                    all_writes,
+                    writes,
                 )
-            elif waiting is not None:
-                keys, values = (part[:, None] for part in waiting)
-                if writing:
-                    keys = torch.cat((keys, k[:, :writing]), dim=1)
-                    values = torch.cat((values, v[:, :writing]), dim=1)
-                after = memories(self.memory_k(keys), values, self.update, before)
-            elif writing:
-                keeps = None if layout.keeps is None else layout.keeps[:, :writing]
-                writes = None if all_writes is None else all_writes[:, :writing]
-                keys = self.memory_k(k[:, :writing])
-                after = memories(
-                    keys, v[:, :writing], self.update, before, keeps, writes
+            else:
+                writing = max(0, count - self.lag + (state is not None))
+                after = self._memories(
+                    k[:, :writing],
+                    v[:, :writing],
+                    layout.keeps,
+                    writes,
+                    before,
+                    waiting,
                 )
             # From a segment to the first of these that reads the memory after it; and that segment.
             lag = self.lag if waiting is None else self.lag - 1
@@ -484,6 +480,35 @@ class InfiniAttention(SegmentAttention):
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(
             2, 3
         ), after
+
+    def _memories(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        keeps: torch.Tensor | None,
+        writes: torch.Tensor | None,
+        before: Memory | None,
+        waiting: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> Memory | None:
+        """The memory after each of the first segments, k and v [B, n, …].
+
+        Args:
+            keeps, writes: of at least as many segments.
+            before: the memory before them.
+            waiting: keys and values of a segment that is written first; only states have one,
+                and they have no documents.
+        """
+        count = k.shape[1]
+        if waiting is not None:
+            keys, values = (part[:, None] for part in waiting)
+            keys = torch.cat((keys, k), dim=1)
+            values = torch.cat((values, v), dim=1)
+            return memories(self.memory_k(keys), values, self.update, before)
+        if not count:
+            return None
+        keeps = None if keeps is None else keeps[:, :count]
+        writes = None if writes is None else writes[:, :count]
+        return memories(self.memory_k(k), v, self.update, before, keeps, writes)
 
     def _waiting(
         self, state: SegmentState | None

@@ -158,7 +158,8 @@ def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator
             raise
         level = logging.DEBUG if repeated and what in _failed else logging.WARNING
         _failed.add(what)
-        words = f"{what} failed ({type(fault).__name__}: {fault}); the run continues without. {advice}"
+        failed = f"{what} failed ({type(fault).__name__}: {fault})"
+        words = f"{failed}; the run continues without. {advice}"
         log.log(level, "%s", words.rstrip(), exc_info=repeated)
 
 

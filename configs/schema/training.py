@@ -231,8 +231,8 @@ class TrainingConfig(Section):
             is_path=True,
             default=None,
             description="A DeepSpeed JSON file, or its contents. Its zero_optimization and "
-            "communication settings are used. Batch sizes, optimizer, precision and clipping must be "
-            'left out, be "auto", or agree with the keys of the run.',
+            "communication settings are used. Batch sizes, optimizer, precision and clipping must "
+            'be left out, be "auto", or agree with the keys of the run.',
         )
     )
     shard_size: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(

@@ -68,7 +68,10 @@ SAMPLED_BYTES = 4 * 2**20
 FEWEST_SEQUENCES = 16
 SHORTEST = 128
 FEWEST_STEPS = 200
-FREE_MEMORY = "end other programs that hold its memory, or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+FREE_MEMORY = (
+    "end other programs that hold its memory, "
+    "or train on the CPU with CUDA_VISIBLE_DEVICES=''."
+)
 CONTINUED_BATCH = 2**19  # tokens per step at most, where training continues
 HOURS = 24.0
 # Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per

@@ -193,13 +193,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
             ValueError: both or none of input_ids and inputs_embeds, two caches, or an input that
                 cannot be honoured.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        x: torch.Tensor = (
-            self.model.embed_tokens(input_ids)
-            if inputs_embeds is None
-            else inputs_embeds
-        )
+        x = self._embeddings(input_ids, inputs_embeds)
         _refuse_unsupported(attention_mask, position_ids, kwargs)
         if past_key_values is not None and cache is not None:
             raise ValueError("give either past_key_values or cache")
@@ -209,11 +203,9 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
                 max(x.shape[1], self._llama.config.max_position_embeddings)
             )
         hidden_states = self._hidden_states(x, attention_mask, position_ids, past)
-        kept = (
-            slice(-logits_to_keep, None)
-            if isinstance(logits_to_keep, int)
-            else logits_to_keep
-        )
+        kept = logits_to_keep
+        if isinstance(kept, int):
+            kept = slice(-kept, None)
         logits = self.lm_head(hidden_states[-1][:, kept])
         loss = None
         if labels is not None:
@@ -233,6 +225,17 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
             **{CACHE: past},  # type: ignore
         )
         return output.to_tuple() if return_dict is False else output
+
+    def _embeddings(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        return self.model.embed_tokens(input_ids)
 
     def _hidden_states(
         self,

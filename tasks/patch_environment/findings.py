@@ -165,7 +165,10 @@ def _gpu(number: int, gpu: Gpu) -> Finding:
         if gpu.processes
         else "Other programs"
     )
-    sentence = f"{users} compute on it; environment.gpus=auto leaves it to them while other GPUs are free."
+    sentence = (
+        f"{users} compute on it; "
+        "environment.gpus=auto leaves it to them while other GPUs are free."
+    )
     return finding(f"GPU {number}", value, "warning", sentence)
 
 

@@ -111,7 +111,10 @@ def set_rendezvous_variables() -> None:
         os.environ.setdefault(name, value)
 
 
-REBUILD = "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall --no-deps flash-attn"
+REBUILD = (
+    "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall "
+    "--no-deps flash-attn"
+)
 
 
 # Patterns of the linker's messages, and their causes with the groups of the pattern.
@@ -192,8 +195,8 @@ class _FlashAttnFinder(MetaPathFinder):
                     raise ImportError(cause, name="flash_attn") from error
             if caught:
                 first = str(caught[0].message).splitlines()[0]
-
-                text = f"flash-attn warned {len(caught)} time(s) while it was imported, first: {first}"
+                times = f"flash-attn warned {len(caught)} time(s)"
+                text = f"{times} while it was imported, first: {first}"
                 self.log_once(logging.INFO, text)
 
         spec.loader.exec_module = exec_module

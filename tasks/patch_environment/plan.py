@@ -457,35 +457,45 @@ class Planner:
                 f"torch's scaled_dot_product_attention chooses the kernel; {reason}",
             )
 
-        def fault(backend: str) -> str:
-            key = f"environment.attention_backend={backend}"
-            if ATTENTION_BACKENDS[backend].is_for_gpus and device != "cuda":
-                return (
-                    f"{key}, but it needs a GPU and training runs on the CPU; "
-                    "use auto, sdpa or blocked."
-                )
-            if ATTENTION_BACKENDS[backend].is_for_gpus and precision == "fp32":
-                return (
-                    f"{key}, but it computes in half precision only; "
-                    "set environment.precision=bf16 or use sdpa."
-                )
-            if backend == "flash2" and flash_fault:
-                return f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
-            if (
-                model.attend_previous_segment
-                and not ATTENTION_BACKENDS[backend].has_earlier_tokens
-            ):
-                return f"{key}, but it cannot have model.attend_previous_segment; use auto or sdpa."
-            if model.attention_dropout and not ATTENTION_BACKENDS[backend].has_dropout:
-                return (
-                    f"{key}, but it does not support attention dropout; "
-                    "set model.attention_dropout=0 or use sdpa."
-                )
-            return ""
-
         return self.choose(
-            "attention_backend", self.settings.attention_backend, rule, fault
+            "attention_backend",
+            self.settings.attention_backend,
+            rule,
+            fault=lambda backend: self._fault_of_backend(backend, device, precision),
         )
+
+    def _fault_of_backend(
+        self, backend: str, device: Device, precision: Precision
+    ) -> str:
+        """Why the backend cannot be used here; "": it can."""
+        model = self.config.model
+        flash_fault = self.facts.flash_attention
+        key = f"environment.attention_backend={backend}"
+        if ATTENTION_BACKENDS[backend].is_for_gpus and device != "cuda":
+            return (
+                f"{key}, but it needs a GPU and training runs on the CPU; "
+                "use auto, sdpa or blocked."
+            )
+        if ATTENTION_BACKENDS[backend].is_for_gpus and precision == "fp32":
+            return (
+                f"{key}, but it computes in half precision only; "
+                "set environment.precision=bf16 or use sdpa."
+            )
+        if backend == "flash2" and flash_fault:
+            return (
+                f"{key}, but it cannot be used here: {flash_fault}; use auto or sdpa."
+            )
+        if (
+            model.attend_previous_segment
+            and not ATTENTION_BACKENDS[backend].has_earlier_tokens
+        ):
+            return f"{key}, but it cannot have model.attend_previous_segment; use auto or sdpa."
+        if model.attention_dropout and not ATTENTION_BACKENDS[backend].has_dropout:
+            return (
+                f"{key}, but it does not support attention dropout; "
+                "set model.attention_dropout=0 or use sdpa."
+            )
+        return ""
 
     def _attention_on_cpu(
         self, precision: Precision, threads: int, no_space: str

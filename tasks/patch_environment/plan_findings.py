@@ -83,7 +83,10 @@ def _warnings_of_gpus(
         and plan.distributed_backend == "gloo"
         and plan.world_size > 1
     ):
-        sentence = "Gradients go through the CPU; environment.distributed_backend=nccl is much faster."
+        sentence = (
+            "Gradients go through the CPU; "
+            "environment.distributed_backend=nccl is much faster."
+        )
         findings.append(finding("distributed_backend", "gloo", "warning", sentence))
     return findings
 

@@ -24,7 +24,10 @@ OF_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Reuses freed memory instead of returning it to the kernel, which costs a page fault for every page
 # of every large tensor: the lanes "as shipped" and "our allocator" of
 # benchmarks/results/training.json differ in this alone.
-GLIBC_TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
+GLIBC_TUNABLES = (
+    "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:"
+    "glibc.malloc.top_pad=268435456"
+)
 
 
 def set_by_user(

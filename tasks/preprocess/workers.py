@@ -44,7 +44,10 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 # Threads share the engine, which encodes outside of Python's lock, as hashing and the disk do. What
 # Python itself does takes about a quarter of the time: more threads would wait for each other.
 MOST_THREADS = 4
-ENOUGH_THREADS = "more threads would wait for one another, and there is too little text for more processes"
+ENOUGH_THREADS = (
+    "more threads would wait for one another, "
+    "and there is too little text for more processes"
+)
 WORTH_A_PROCESS = 2**26  # bytes of text, which take longer than a start of Python
 # Bytes: the text and tokens of a unit, and in a process the interpreter and an engine.
 WORKER_MEMORY = 2**29

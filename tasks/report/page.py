@@ -112,7 +112,8 @@ def _body(blocks: Sequence[Block]) -> str:
 
 def _text(block: str | Detail) -> str:
     if isinstance(block, Detail):
-        return f"<details><summary>{html.escape(block.title)}</summary>{_html(block.text)}</details>\n"
+        title = html.escape(block.title)
+        return f"<details><summary>{title}</summary>{_html(block.text)}</details>\n"
     return _html(block)
 
 

@@ -59,5 +59,6 @@ def card(path: Path, ended: str) -> str:
     picture = ""
     if run.trained:
         inside = base64.b64encode(loss_picture(run).read_bytes()).decode()
-        picture = f"![Training and validation loss against the step](data:image/png;base64,{inside})"
+        title = "Training and validation loss against the step"
+        picture = f"![{title}](data:image/png;base64,{inside})"
     return markdown(run_document(run, ended), picture)

@@ -131,7 +131,10 @@ def _reported(evidence: Evidence) -> Outcome:
         message = f"torchrun was killed by signal {-returncode}; logs are in {logs}."
     elif silent and not written:
         hint = f": {evidence.hint.rstrip('.')}" if evidence.hint else ""
-        message = f"no worker started (torchrun exited with {returncode}){hint}; see {logs}/torchrun.log."
+        message = (
+            f"no worker started (torchrun exited with {returncode}){hint}; "
+            f"see {logs}/torchrun.log."
+        )
     elif silent:
         ranks = ", ".join(map(str, silent))
         message = (

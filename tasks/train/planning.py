@@ -49,10 +49,7 @@ def plan_attempt(
         DataError: a checkpoint in the run's folder is of another dataset.
     """
     run = RunFolder.of(config.runtime)
-    resume = config.runtime.resume
-    if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
-        # The rule holds for the first attempt of a command.
-        resume = "auto"
+    resume = _resume_of(config, run, invocation)
     chosen = checkpoints.choose_and_abandon_newer(
         run.checkpoints, resume, lineage.resumed_from
     )
@@ -90,6 +87,14 @@ def plan_attempt(
         # Lost attempts count: a run whose attempts all end before the interval is saved at last.
         since_save=seconds_after(run, from_step) if is_saved_by_time else 0.0,
     )
+
+
+def _resume_of(config: PipelineConfig, run: RunFolder, invocation: str) -> str:
+    """runtime.resume; a rule holds for the first attempt of a command."""
+    resume = config.runtime.resume
+    if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
+        return "auto"
+    return resume
 
 
 def since_evaluation(lines: list[MetricsLine], step: int) -> float:

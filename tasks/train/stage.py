@@ -78,17 +78,7 @@ def train(
         if not is_finished or reader.environment is None:
             run.write(run.environment, environment.record)
         if is_finished:
-            if config.runtime.resume == "never" and is_first_of_command(
-                run, invocation
-            ):
-                checkpoints.refuse_any(run.checkpoints)
-            summary = write_summary(run)
-            log.info(
-                "run %s is finished: %d steps, nothing to do",
-                summary.run,
-                summary.steps,
-            )
-            return changed(summary, already_finished=True)
+            return _summary_again(config, run, invocation)
         gpus = identities(
             environment.record.facts, local_gpus(config.environment, plan)
         )
@@ -100,6 +90,17 @@ def train(
                 attempt, LockedRun((*locked.locks, *gpu_locks), locked.poll)
             )
             return write_summary(run)
+
+
+def _summary_again(
+    config: PipelineConfig, run: RunFolder, invocation: str
+) -> RunSummary:
+    """The summary of a run that has nothing left to do."""
+    if config.runtime.resume == "never" and is_first_of_command(run, invocation):
+        checkpoints.refuse_any(run.checkpoints)
+    summary = write_summary(run)
+    log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
+    return changed(summary, already_finished=True)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ from infini_llama.tasks.records.dataset import Check, DatasetRef, VerifyReport
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     DatasetContent,
+    Inexpressible,
     Shard,
     SourceRows,
     SplitContent,
@@ -158,11 +159,7 @@ def verify(
         run("row files", partial(_files, table, ROW_TABLES, checksums, digest), table)
     run("tokenizer", partial(_tokenizer, dataset), dataset)
     if level == "deep":
-        recipe = read_dataset(dataset).meta.recipe
-        cure = (
-            "Its files are as they were written, so --repair rebuilds none: remove "
-            f"{dataset} and {home / 'units' / recipe}, and build it again."
-        )
+        cure = _cure_of_contents(dataset, home)
         run("tokens", partial(_tokens, dataset), dataset, cure)
         for table in tables:
             run("rows", partial(_rows, dataset, table), table, cure)
@@ -176,6 +173,15 @@ def verify(
         checked_bytes=total if checksums else 0,
         seconds=round(time.perf_counter() - started, 3),
         verify_on_read=not checksums,
+    )
+
+
+def _cure_of_contents(dataset: Path, home: Path) -> str:
+    """What to do where files are as they were written, but wrong."""
+    recipe = read_dataset(dataset).meta.recipe
+    return (
+        "Its files are as they were written, so --repair rebuilds none: remove "
+        f"{dataset} and {home / 'units' / recipe}, and build it again."
     )
 
 
@@ -450,13 +456,7 @@ def _text(dataset: Path, units: Path) -> str:
     encoder = encoder_of(tokenizer, not content.text_yields_special_tokens)
     meta = manifest.meta
     if not content.lossless:
-        lost = meta.inexpressible
-        words = (
-            f"has no token for {100 * lost.share:.2g} % of it"
-            if lost.files
-            else "has tokens for all of it"
-        )
-        return f"this tokenizer changes text, so decoding need not give it back; it {words}"
+        return _sentence_of_loss(meta.inexpressible)
     sizes = np.load(dataset / TOKEN_BYTES, allow_pickle=False).astype(np.int64)
     unit_of = _units_by_stream(units / meta.recipe) if meta.recipe else {}
     hashes = defaultdict[Path, set[bytes]](set)
@@ -500,6 +500,13 @@ def _text(dataset: Path, units: Path) -> str:
         else ""
     )
     return f"{compared}, with the hashes of the text that was read{words}"
+
+
+def _sentence_of_loss(lost: Inexpressible) -> str:
+    words = "has tokens for all of it"
+    if lost.files:
+        words = f"has no token for {100 * lost.share:.2g} % of it"
+    return f"this tokenizer changes text, so decoding need not give it back; it {words}"
 
 
 def _check_bytes(

@@ -2,6 +2,7 @@
 
 import gzip
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ def test_a_package_is_cut_between_paragraphs_and_has_a_limit(script, tmp_path):
     text = "\n\n".join(f"{number:04} " + "word " * 200 for number in range(2000))
     (tmp_path / "a.dict.dz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "b.dict.dz").write_bytes(gzip.compress(b"short"))
-    cut = list(script.parts(tmp_path, "*.dict.dz"))
+    cut = list(script.parts(tmp_path, "*.dict.dz", script.MOST))
     assert 29 <= len(cut) <= 31 and all(part[:4].isdigit() for part in cut)
     assert all(script.PART <= len(part) < script.PART + 1100 for part in cut)
     assert text.startswith("".join(cut).rstrip("\n"))
-    assert list(script.parts(tmp_path, "b*")) == ["short\n\n"]
+    whole = "".join(script.parts(tmp_path, "a*", math.inf))
+    assert whole.rstrip("\n") == text
+    assert list(script.parts(tmp_path, "b*", math.inf)) == ["short\n\n"]

@@ -252,14 +252,7 @@ def write_table(
         DataError: a split, or a source's training text, is shorter than one row, or a shard does
             not have the bytes its manifest says.
     """
-    device = (
-        "cpu" if data.device == "auto" or data.packing not in ON_A_GPU else data.device
-    )
-    if device == "cpu" and data.device.startswith("cuda"):
-        log.info(
-            "data.packing=%s is computed on the CPU: its pieces are placed one after another",
-            data.packing,
-        )
+    device = _device_of(data)
     content = read_dataset(dataset).content
     with rows_on(device) as compute:
         built = {
@@ -297,6 +290,18 @@ def write_table(
             for name, array in table.arrays.items():
                 save_array(folder / f"{split}.{name}.npy", array)
         commit(folder, target, ROW_TABLES, meta.to_json(), facts.to_json())
+
+
+def _device_of(data: DataConfig) -> str:
+    """The device that computes rows."""
+    if data.device == "auto" or data.packing in ON_A_GPU:
+        return "cpu" if data.device == "auto" else data.device
+    if data.device.startswith("cuda"):
+        log.info(
+            "data.packing=%s is computed on the CPU: its pieces are placed one after another",
+            data.packing,
+        )
+    return "cpu"
 
 
 def _rows_of(

@@ -29,7 +29,10 @@ from infini_llama.tasks.preprocess.sources.texts import (
 )
 
 HEAD = "There is an important number hidden in a lot of other text. Find it and remember it."
-FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+FILLER = (
+    " The grass is green. The sky is blue. The sun is yellow."
+    " Here we go. There and back again."
+)
 HIDDEN = " The pass key is {key}. Remember it. {key} is the pass key."
 QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5

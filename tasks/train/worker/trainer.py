@@ -113,10 +113,7 @@ class Trainer:
             dataset=attempt.dataset.digest,
             optimizer=train.optimizer,
         )
-        model = build_model(attempt.model, train, plan, ranks.device)
-        if attempt.init_from:
-            load_pretrained(model, attempt.init_from)
-        model.freeze(train.frozen_layers)  # before the strategy wraps it
+        model = _first_model(attempt, ranks)
         ranks.use_context_parallel(train.context_parallel)
         self.strategy = build_strategy(
             model, train, plan.precision, attempt.micro_batch_size, ranks
@@ -364,6 +361,16 @@ class Trainer:
             samples + self.attempt.config.train.global_batch_size,
             self.attempt.lineage.skipped_samples,
         )
+
+
+def _first_model(attempt: AttemptPlan, ranks: Ranks) -> Llama:
+    """The model that a run begins with; what is frozen must be before a strategy wraps it."""
+    train = attempt.config.train
+    model = build_model(attempt.model, train, attempt.plan, ranks.device)
+    if attempt.init_from:
+        load_pretrained(model, attempt.init_from)
+    model.freeze(train.frozen_layers)
+    return model
 
 
 def _train_batches(attempt: AttemptPlan, ranks: Ranks) -> TrainBatches:

@@ -119,21 +119,19 @@ def compile_if_it_agrees(
             torch=torch.__version__,
         )
         run.write(run.compile, record)
-    if reason:
-        compiled.switch_off()
-        # The rank whose fault it is warns of it.
-        level = logging.INFO if reason == ELSEWHERE else logging.WARNING
-        message = (
-            "train.compile=%s is turned off, and the run continues in eager mode: %s"
-        )
-        log.log(level, message, what, reason)
-        if before and not before.reason:
-            log.warning(
-                "it was on at an earlier attempt: "
-                "the result is no longer bitwise that of an uninterrupted run."
-            )
+    if not reason:
+        log.info("train.compile=%s agrees with eager execution; %.1f s", what, seconds)
         return
-    log.info("train.compile=%s agrees with eager execution; %.1f s", what, seconds)
+    compiled.switch_off()
+    # The rank whose fault it is warns of it.
+    level = logging.INFO if reason == ELSEWHERE else logging.WARNING
+    message = "train.compile=%s is turned off, and the run continues in eager mode: %s"
+    log.log(level, message, what, reason)
+    if before and not before.reason:
+        log.warning(
+            "it was on at an earlier attempt: "
+            "the result is no longer bitwise that of an uninterrupted run."
+        )
 
 
 def disagreement(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,8 @@ def unwritable(request):
 
 
 @pytest.mark.skipif(
-    not os.path.exists("/dev/full"), reason="needs a file that is always full"
-)  # noqa: PTH110
+    not Path("/dev/full").exists(), reason="needs a file that is always full"
+)
 def test_the_exit_code_is_right_where_messages_cannot_be_written(tmp_path, unwritable):
     def run(*arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
