@@ -526,7 +526,7 @@ def interruptions() -> str:
         "SIGSTOP of a rank to its detection": ("SIGSTOP", "named"),
         "SIGSTOP of a rank to the first step of the next attempt": (
             "SIGSTOP",
-            "goes_on",
+            "continues",
         ),
     }
     rows = [
