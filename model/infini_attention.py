@@ -501,8 +501,9 @@ class InfiniAttention(SegmentAttention):
         count = k.shape[1]
         if waiting is not None:
             keys, values = (part[:, None] for part in waiting)
-            keys = torch.cat((keys, k), dim=1)
-            values = torch.cat((values, v), dim=1)
+            if count:
+                keys = torch.cat((keys, k), dim=1)
+                values = torch.cat((values, v), dim=1)
             return memories(self.memory_k(keys), values, self.update, before)
         if not count:
             return None
