@@ -421,6 +421,10 @@ def test_a_model_with_heads_that_retrieve_gets_what_teaches_its_memory(
     assert sources["near-repeated"].passkey.repetitions == 1, (
         "what is around a number has more than three segments with this tokenizer"
     )
+    for source in sources.values():
+        made = source.passkey.model_copy(update={"documents": 20})
+        for text in passkey_texts(made, prose=[" word"]):
+            assert source.answer_after in text
     of_the_model = {"init_from", "init_gate", "frozen_layers"}
     ours = load_config(
         Path(__file__).parents[4] / "configs" / "infini_from_smollm2.yaml"
