@@ -51,10 +51,11 @@ OURS = {
     "infini delta_bounded": {"attention": "infini", "memory_update": "delta_bounded"},
     "full attention": {"attention": "softmax"},
 }
+# Of outputs and gradients, relative: what rounding explains.
 TOLERANCE = {
     torch.float32: 1e-4,
     torch.bfloat16: 3e-2,
-}  # of outputs and gradients, relative: what rounding explains
+}
 THEIRS = {
     "infini-transformer-pytorch": 10**9,
     "infini-transformer-pytorch, gradient cut": 2,
@@ -221,9 +222,8 @@ def cases_of(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def compare_backends(options: argparse.Namespace) -> None:
     """Each shape in a process of its own."""
-    fifo = (
-        os.sched_getscheduler(0) == os.SCHED_FIFO
-    )  # under chrt: other programs do not interrupt
+    # Under chrt: other programs do not interrupt.
+    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
     known = about() | {"priority": "real time" if fifo else "ordinary"}
     for case in cases_of(options):
         command = [

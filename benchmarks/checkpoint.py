@@ -99,9 +99,8 @@ def measure(megabytes: int, rounds: int, home: Path, ranks: Ranks) -> dict:
         times["torch_save"].append(seconds(torch_save, state, home, step))
         times["save"].append(seconds(waiting.save, step, state, scalars))
     first_stall = times["stall"][0]
-    times = {
-        name: values[1:] for name, values in times.items()
-    }  # the first round touches fresh memory
+    # The first round touches fresh memory.
+    times = {name: values[1:] for name, values in times.items()}
 
     def ratio(of: str, to: str) -> dict[str, float]:
         found = sorted(a / b for a, b in zip(times[of], times[to], strict=True))

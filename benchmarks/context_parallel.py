@@ -38,10 +38,19 @@ def rank(update: str, length: int) -> None:
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     ranks.use_context_parallel(ranks.world_size)
+    # Fmt: skip.
     config = LlamaConfig(
-        VOCABULARY, WIDTH, INNER, LAYERS, HEADS, HEADS, length, attention="infini", segment_length=SEGMENT,
+        VOCABULARY,
+        WIDTH,
+        INNER,
+        LAYERS,
+        HEADS,
+        HEADS,
+        length,
+        attention="infini",
+        segment_length=SEGMENT,
         memory_update=update,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     module = LossModule(Llama(config), ranks.context)
     ids = torch.randint(VOCABULARY, (1, length + 1))

@@ -161,9 +161,8 @@ def child(job: str) -> None:
         return took
 
     step()
-    count, _ = ranks.sum(
-        max(3.0, min(50.0, SECONDS / step())), 0.0
-    )  # the same on all ranks
+    # The same on all ranks.
+    count, _ = ranks.sum(max(3.0, min(50.0, SECONDS / step())), 0.0)
     times = [step() for _ in range(int(count / ranks.world_size))]
     ranks.leave()
     print(json.dumps({"step": min(times)}), flush=True)

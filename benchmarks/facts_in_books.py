@@ -41,21 +41,20 @@ def tokens_of(places: list[Path], tokenizer: Tokenizer) -> list[int]:
 
 
 def facts(
-    model: Llama, tokenizer: Tokenizer, options: argparse.Namespace, form: str
+    model: Llama,
+    tokenizer: Tokenizer,
+    text: list[int],
+    hidden: HiddenFacts,
+    lengths: list[int],
 ) -> Iterator[tuple[dict, dict]]:
-    """A case and its result for each length."""
-    text = tokens_of(options.text, tokenizer)
-    hidden = HiddenFacts(form, options.samples, options.seed)
-    cells = passkey_after(
-        model, TextEncoder(tokenizer, True), options.lengths, hidden, text
-    )
-    for cell in cells:
+    """Length and result of each measurement."""
+    encoder = TextEncoder(tokenizer, True)
+    for cell in passkey_after(model, encoder, lengths, hidden, text):
         memory = cell["memory"].to_json()
         kept = ("tokens", "distance", "boundaries", "found", "right_tokens", "controls")
-        case = {"kind": "facts", "form": form, "length": memory["length"]}
-        case |= {"samples": options.samples, "seed": options.seed}
         result = {name: memory[name] for name in kept}
-        yield case, result | {"found_without_memory": cell["no_memory"].found}
+        without = {"found_without_memory": cell["no_memory"].found}
+        yield {"length": memory["length"]}, result | without
 
 
 @torch.inference_mode()
@@ -82,33 +81,33 @@ def nats_by_segment(
 def language(
     model: Llama, tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[tuple[dict, dict]]:
-    """A case and its result for each state of the memory."""
+    """Memory and result of each measurement."""
     size = ROW_SEGMENTS * options.segment_length
     ids = tokens_of(options.language, tokenizer)
-    count = min(options.rows, (len(ids) - 1) // size)
-    starts = torch.linspace(0, len(ids) - size - 1, count).long()
-    rows = torch.stack(
-        [torch.tensor(ids[start : start + size + 1]) for start in starts.tolist()]
-    )
-    case = {
-        "kind": "language",
-        "rows": count,
-        "text": [place.name for place in options.language],
-    }
-    yield case | {"memory": "empty"}, {"nats": nats_by_segment(model, rows, None)}
+    starts = torch.linspace(0, len(ids) - size - 1, options.rows).long().tolist()
+    rows = torch.stack([torch.tensor(ids[at : at + size + 1]) for at in starts])
+    yield {"memory": "empty"}, {"nats": nats_by_segment(model, rows, None)}
     if not model.uses_memory():
         return
     states = model.new_states(1, capacity=0)
     full = tokens_of(options.text, tokenizer)[:FULL]
-    remember(model, iter(full), states)
-    yield case | {"memory": "full"}, {"nats": nats_by_segment(model, rows, states)}
+    whole = len(full) - len(full) % options.segment_length
+    remember(model, iter(full[:whole]), states)
+    yield {"memory": "full"}, {"nats": nats_by_segment(model, rows, states)}
     model.use_memory(False)
-    yield case | {"memory": "none"}, {"nats": nats_by_segment(model, rows, None)}
+    yield {"memory": "none"}, {"nats": nats_by_segment(model, rows, None)}
     model.use_memory(True)
 
 
 def measure(options: argparse.Namespace) -> None:
     lines = CaseLines(RESULTS)
+
+    def add(case: dict, results: Iterator[tuple[dict, dict]]) -> None:
+        started = time.perf_counter()
+        for cell, result in results:
+            seconds = round(time.perf_counter() - started, 1)
+            lines.add(case | cell, result | {"seconds": seconds} | about())
+
     for place in options.models:
         model, tokenizer, named = opened(place, options.checkpoint)
         if model.config.attention != "softmax":
@@ -116,20 +115,25 @@ def measure(options: argparse.Namespace) -> None:
             if options.attend_previous is not None:
                 fields["attend_previous_segment"] = options.attend_previous
             model = with_fields(model, **fields)
-            named |= fields
-        parts = [facts(model, tokenizer, options, form) for form in options.forms]
-        if not model.uses_memory():
-            parts = []
-        if options.language:
-            parts.append(language(model, tokenizer, options))
+            sees = model.config.attend_previous_segment
+            named |= fields | {"attend_previous_segment": sees}
         with torch.autocast("cpu", torch.bfloat16):
-            for part in parts:
-                started = time.perf_counter()
-                for case, result in part:
-                    if named | case in lines:
-                        continue
-                    seconds = round(time.perf_counter() - started, 1)
-                    lines.add(named | case, result | {"seconds": seconds} | about())
+            for form in options.forms if model.uses_memory() else ():
+                case = named | {"kind": "facts", "form": form}
+                case |= {"samples": options.samples, "seed": options.seed}
+                missing = [
+                    length
+                    for length in options.lengths
+                    if case | {"length": length} not in lines
+                ]
+                if missing:
+                    text = tokens_of(options.text, tokenizer)
+                    hidden = HiddenFacts(form, options.samples, options.seed)
+                    add(case, facts(model, tokenizer, text, hidden, missing))
+            case = named | {"kind": "language", "rows": options.rows}
+            case |= {"text": [place.name for place in options.language]}
+            if options.language and case | {"memory": "empty"} not in lines:
+                add(case, language(model, tokenizer, options))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,10 +28,11 @@ SETTINGS = [
     "train.max_steps=400",
     "train.eval_steps=400",
 ]
+# The former's only one is the one asked for.
 SAVES = {
     "SIGTERM": "train.save_steps=400",
     "SIGSTOP": "train.save_steps=10",
-}  # the former's only one is the one asked for
+}
 AFTER_STEP = 20
 
 

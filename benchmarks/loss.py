@@ -47,9 +47,8 @@ def child(variant: str, vocabulary: int, precision: str) -> None:
             return chunked_cross_entropy_sum(
                 hidden, weight, labels, int(variant.split()[-1])
             )[0]
-        options = torch.nn.LinearCrossEntropyOptions(
-            acc_policy="accurate"
-        )  # its default is all at once
+        # Its default is all at once.
+        options = torch.nn.LinearCrossEntropyOptions(acc_policy="accurate")
         rows = hidden.flatten(0, 1)
         return F.linear_cross_entropy(
             rows, weight, labels.flatten(), reduction="sum", options=options
@@ -108,9 +107,8 @@ def main() -> None:
                 for variant, found in variants.items()
             }
             require_close(f"the losses ({case})", losses)
-        store(
-            runs
-        )  # after each round, so that a long measurement that is cut short leaves what it has
+        # After each round, so that a long measurement that is cut short leaves what it has.
+        store(runs)
     show(runs)
     return None
 

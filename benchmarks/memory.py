@@ -208,9 +208,8 @@ def measure(
         asked = labels != IGNORE_INDEX
         states, hidden = model.new_states(some, length), torch.zeros(0)
         for piece in inputs.split(PIECE, dim=1):
-            hidden = model.read(piece, states)[
-                :, -SEGMENT:
-            ]  # never cut: PIECE is a multiple of a segment
+            # Never cut: PIECE is a multiple of a segment.
+            hidden = model.read(piece, states)[:, -SEGMENT:]
         logits = model.lm_head(hidden)
         right.append(
             (logits.argmax(dim=-1) == labels[:, -SEGMENT:])[asked[:, -SEGMENT:]].view(

@@ -34,11 +34,12 @@ from infini_llama.model.segment_states import InfiniState
 WEIGHTS = Path(__file__).parents[1] / "build" / "memory"
 DISTANCES = (1, 8, 64, 256, 1024, 4096, 16_384, 62_499)
 LONGEST, CONTROL, SIZE = DISTANCES[-1], 1024, 5
+# Texts up to the second last distance, at the last, and read at a time.
 NUMBERS, NUMBERS_LONGEST, TOGETHER = (
     50,
     20,
     10,
-)  # texts up to the second last distance, at the last, and read at a time
+)
 PIECE = 100  # segments read at a time
 PERIOD = 19  # of repeated filler; coprime with SEGMENT, so that it stands differently in each segment
 Measured = dict[str, Any]

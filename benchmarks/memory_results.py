@@ -18,13 +18,14 @@ PAGES = [
     FOLDER / "README.md",
 ]
 PLOT = DOCS / "images" / "passkey-by-distance.svg"
+# Thousand tokens, % found: table 3, linear, start, fine-tuned.
 PAPER = (
     (32, 100),
     (128, 100),
     (256, 100),
     (512, 97),
     (1024, 96),
-)  # thousand tokens, % found: table 3, linear, start, fine-tuned
+)
 # Of `evaluate --passkey`, by their names in its records.
 CONTROLS = {
     "swapped_other": "another text's memory: its number",

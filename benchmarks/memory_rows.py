@@ -149,9 +149,8 @@ def pairs_rows(
         ),
         dim=2,
     )
-    content = torch.cat(
-        (torch.full((count, facts, 1), key), names, digits), dim=2
-    )  # [count, facts, size]
+    # [count, facts, size].
+    content = torch.cat((torch.full((count, facts, 1), key), names, digits), dim=2)
     last, asked = 3 * (segments - 1), content.clone()
     asked[..., 0] = key + 1
     where = []

@@ -27,6 +27,7 @@ from memory_results import store
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama, parameter_groups
 
+# Tests, tables.
 LEFT_OUT = {
     "site-packages",
     "test",
@@ -35,7 +36,7 @@ LEFT_OUT = {
     "__pycache__",
     "encodings",
     "pydoc_data",
-}  # tests, tables
+}
 MEASURED_ROWS = 40
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {"attention": "infini", "memory_update": "linear"},

@@ -24,9 +24,8 @@ def shares(lines: list[dict]) -> dict[str, float]:
         name: sum(step[f"{name}_time"] for step in steps)
         for name in ("step", "data", "report", "save")
     }
-    whole = (
-        spent["step"] + spent["report"] + spent["save"]
-    )  # a step's time has its data in it
+    # A step's time has its data in it.
+    whole = spent["step"] + spent["report"] + spent["save"]
     return {
         "steps": len(steps),
         "seconds": whole,

@@ -45,6 +45,7 @@ from infini_llama.configs.reading import JsonObject
 
 LENGTH = 2048
 SPLITS = ("train", "validation")
+# What training reads; not the tokenizer, not manifests.
 DATA = (
     ".arrow",
     ".npy",
@@ -52,7 +53,7 @@ DATA = (
     ".idx",
     ".ds",
     ".index",
-)  # what training reads; not the tokenizer, not manifests
+)
 Work = Callable[[], int]  # returns the tokens written
 
 
@@ -68,9 +69,8 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
     data = parse_config({"data": given}).data
     checks = output / "engine-checks"
     if engine == "gigatoken":
-        choose_engine(
-            load(data.tokenizer), True, checks
-        )  # once a tokenizer, not once a corpus
+        # Once a tokenizer, not once a corpus.
+        choose_engine(load(data.tokenizer), True, checks)
     else:
         fault = "this benchmark compares the engines"
         remember_comparison(load(data.tokenizer), True, checks, fault)
@@ -90,9 +90,8 @@ def ours(corpus: Path, tokenizer: Path, output: Path, engine: str) -> Work:
 def settings(corpus: Path) -> JsonObject:
     """The section `data` of a configuration that names no tokenizer."""
     with corpus.open(encoding="utf-8") as file:
-        held_out = (
-            0.01 if len(list(islice(file, 200))) == 200 else 0.3
-        )  # a few long documents
+        # A few long documents.
+        held_out = 0.01 if len(list(islice(file, 200))) == 200 else 0.3
     return {
         "files": [str(corpus)],
         "validation_fraction": held_out,
@@ -215,10 +214,11 @@ class Encoded:
     """The ids of each line's text, for `litdata`, which sends its function to other processes."""
 
     def __init__(self, tokenizer: Path) -> None:
+        # Opened in the process that uses it.
         self.tokenizer, self.encoder = (
             str(tokenizer),
             cast(Any, None),
-        )  # opened in the process that uses it
+        )
 
     def __call__(self, lines: list[str]) -> Any:
         import torch

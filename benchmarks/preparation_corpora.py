@@ -56,9 +56,8 @@ def write_corpus(file: Path, size: int, kind: str = "ordinary") -> None:
         written = 0
         for turn in count():
             for text in documents[kind]():
-                again = (
-                    f"# {turn}\n" if turn else ""
-                )  # copies of validation text are left out by us, and not by others
+                # Copies of validation text are left out by us, and not by others.
+                again = f"# {turn}\n" if turn else ""
                 written += target.write(
                     json.dumps({"text": again + text}, ensure_ascii=False) + "\n"
                 )

@@ -182,9 +182,8 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str
         ),
     }
     takes = {side: steps_of(model, batches, device) for side, batches in sides.items()}
-    turns = {
-        side: [take(arguments.steps)] for side, take in takes.items()
-    }  # the first ones warm up
+    # The first ones warm up.
+    turns = {side: [take(arguments.steps)] for side, take in takes.items()}
     for _ in range(arguments.rounds):
         for side, take in takes.items():
             turns[side].append(take(arguments.steps))

@@ -31,9 +31,8 @@ PARTS = {
     "loss": ("cross_entropy", "NllLoss", "LogSoftmax", "nll_loss", "log_softmax"),
 }
 SIZES = {"s": (256, 768, 6, 8, 4), "m": (512, 1408, 8, 8, 4)}
-Step = Callable[
-    [torch.Tensor], torch.Tensor | float
-]  # rows [4, 513] of tokens to the loss before the update
+# Rows [4, 513] of tokens to the loss before the update.
+Step = Callable[[torch.Tensor], torch.Tensor | float]
 
 
 def autocast(order: dict[str, Any]) -> torch.autocast:

@@ -888,12 +888,36 @@ def all_of(name: str, field: str) -> str:
     return str(len(rows))
 
 
+# Fmt: skip.
 TABLES: tuple[Callable[[], str], ...] = (
-    training_eager, environment_settings, attention_backends, infini_steps, chunked_loss, preparation,
-    preparation_default, preparation_small, preparation_kinds,
-    surveys, reading, preparing_ahead, checkpoints, interruptions, overheads, commands, orchestration, orchestration_finished,
-    context_parallel, streaming, many_shards, model_sizes, memory_by_preset, recipes, console, recall, cost_by_length,
-)  # fmt: skip
+    training_eager,
+    environment_settings,
+    attention_backends,
+    infini_steps,
+    chunked_loss,
+    preparation,
+    preparation_default,
+    preparation_small,
+    preparation_kinds,
+    surveys,
+    reading,
+    preparing_ahead,
+    checkpoints,
+    interruptions,
+    overheads,
+    commands,
+    orchestration,
+    orchestration_finished,
+    context_parallel,
+    streaming,
+    many_shards,
+    model_sizes,
+    memory_by_preset,
+    recipes,
+    console,
+    recall,
+    cost_by_length,
+)
 NUMBERS: dict[str, Callable[[], str]] = {
     "attention_loads": attention_loads,
     "compiled_steps": compiled_steps,

@@ -411,9 +411,8 @@ def _write_schedules(
     Args:
         keep_active: a schedule that was switched on or off on the server stays so.
     """
-    stored = client.read_deployment_schedules(
-        deployment
-    )  # those made in the UI have no name
+    # Those made in the UI have no name.
+    stored = client.read_deployment_schedules(deployment)
     by_name = {schedule.slug: schedule for schedule in stored}
     for schedule in schedules:
         cron = CronSchedule(cron=schedule.cron, timezone=schedule.timezone)

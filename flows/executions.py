@@ -136,9 +136,8 @@ def execution(home: Path) -> Iterator[None]:
         try:
             # See workarounds/suspension.py (Prefect 3.9.1, PrefectHQ/prefect#18653, open).
             with get_client(sync_client=True) as client:
-                end_tasks(
-                    client, UUID(run)
-                )  # the run may be cancelled, and not executed again
+                # The run may be cancelled, and not executed again.
+                end_tasks(client, UUID(run))
                 confirm(client, client.read_flow_run(UUID(run)))
         except Exception as fault:
             log.warning(

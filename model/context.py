@@ -113,9 +113,8 @@ def shared_memories(
         if keeps is None
         else keeps.to(z.dtype)[..., None, None]
     )
-    through = kept.cumprod(
-        dim=1
-    )  # whether what is found here is still there after each segment
+    # Whether what is found here is still there after each segment.
+    through = kept.cumprod(dim=1)
     if update == "linear":
         sums = running_sums(_joined(M, z), None, keeps)
         before = _passed_on(through[:, -1, ..., None], sums[:, -1], torch.mul, context)

@@ -49,9 +49,8 @@ def choose(
         penalised = torch.where(wide > 0, wide / penalty, wide * penalty).to(
             logits.dtype
         )
-        limits = torch.finfo(
-            logits.dtype
-        )  # of two infinite logits, the difference is not a number
+        # Of two infinite logits, the difference is not a number.
+        limits = torch.finfo(logits.dtype)
         logits = torch.where(seen, penalised.clamp(limits.min, limits.max), logits)
     if sampling.temperature == 0:
         return int(logits.argmax())

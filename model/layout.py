@@ -82,9 +82,8 @@ def rows(
     tables = rotary(torch.arange(shape[1], device=like.device), config, like.dtype)
     if documents is None:
         return Rows(tables)
-    most = (
-        None if most_documents is None else most_documents + 1
-    )  # padding is a stretch, too
+    # Padding is a stretch, too.
+    most = None if most_documents is None else most_documents + 1
     return Rows(
         rotary=tables.at(positions(documents)),
         documents=documents,
@@ -197,9 +196,8 @@ def _earlier_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`earlier` and `sinks` of Segments, for `documents` [B, S N] of segments of `size` tokens."""
     places = torch.arange(documents.shape[1], device=documents.device)
-    begins = (places - positions(documents)).unflatten(
-        1, (-1, size)
-    )  # of each token's document
+    # Of each token's document.
+    begins = (places - positions(documents)).unflatten(1, (-1, size))
     segment = places[::size, None]
     before = segment - size
     of_sinks = (before - begins).clamp(0, sinks)

@@ -134,9 +134,8 @@ def memories(
     if M_before is not None:
         first = A[:, :1] @ M_before[:, None] + M[:, :1]
         M = torch.cat((first, M[:, 1:]), dim=1)
-    A = torch.cat(
-        (torch.zeros_like(A[:, :1]), A[:, 1:]), dim=1
-    )  # the first has no other before it
+    # The first has no other before it.
+    A = torch.cat((torch.zeros_like(A[:, :1]), A[:, 1:]), dim=1)
     return Memory(scan(A, M, torch.matmul), z_after)
 
 

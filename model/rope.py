@@ -117,9 +117,8 @@ def _llama3(plain: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
         raise ValueError(
             f"rope_scaling.low_freq_factor={low} must be less than high_freq_factor={high}"
         )
-    turns = (
-        trained * plain / (2 * math.pi)
-    )  # full turns over the length it was trained at
+    # Full turns over the length it was trained at.
+    turns = trained * plain / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * plain / factor + kept * plain
 

@@ -86,9 +86,8 @@ def markdown(document: Document, picture: str = "") -> str:
         for block, after in pairwise([*shown_blocks, "## "])
         if not (block.startswith("## ") and after.startswith("## "))
     ]
-    return (
-        escaped("\n\n".join(kept)) + "\n"
-    )  # PostgreSQL refuses NUL, and UTF-8 a lone surrogate
+    # PostgreSQL refuses NUL, and UTF-8 a lone surrogate.
+    return escaped("\n\n".join(kept)) + "\n"
 
 
 def section(title: str, *blocks: Block) -> tuple[Block, ...]:

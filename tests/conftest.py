@@ -56,9 +56,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(40):
         text = " ".join(choose.choices(WORDS, k=choose.randint(1, 120)))
         (folder / f"text-{number:03d}.txt").write_text(text, encoding="utf-8")
-    time.sleep(
-        SETTLED / 1e9 + 0.1
-    )  # what was written just now is not recognized as unchanged
+    # What was written just now is not recognized as unchanged.
+    time.sleep(SETTLED / 1e9 + 0.1)
     return folder
 
 

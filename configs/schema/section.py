@@ -53,9 +53,8 @@ def _is_number(annotation: Any) -> bool:
     return annotation in (int, float) or any(map(_is_number, get_args(annotation)))
 
 
-PATH: dict[str, Any] = {
-    "format": "path"
-}  # extra of a field with a path, or a list of them
+# Extra of a field with a path, or a list of them.
+PATH: dict[str, Any] = {"format": "path"}
 
 
 def _with_policy(

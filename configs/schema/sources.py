@@ -25,9 +25,8 @@ from infini_llama.configs.text_formats import (
 Form = Literal[
     "passkey", "facts", "overwritten", "variables", "sentences", "niah_single"
 ]
-Pattern = Annotated[
-    str, Field(min_length=1)
-]  # an empty one would be the working directory
+# An empty one would be the working directory.
+Pattern = Annotated[str, Field(min_length=1)]
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 # Sources as the keys of `TextConfig` name them (`read_by`).
 FILES = "files"

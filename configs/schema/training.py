@@ -305,9 +305,8 @@ class TrainingConfig(Section):
     @field_validator("eval_tokens")
     @classmethod
     def _in_numbers(cls, value: Count | None) -> Count | None:
-        return (
-            None if value is None else count(value)
-        )  # 1M and 1000000 are the same run
+        # 1M and 1000000 are the same run.
+        return None if value is None else count(value)
 
     @model_validator(mode="after")
     def _a_span_of_steps(self) -> TrainingConfig:

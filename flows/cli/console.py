@@ -39,9 +39,8 @@ class PlainHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
         progress = progress_of(record)
-        due = self.next_at.setdefault(
-            record.name, now + LINES_APART
-        )  # short work is not logged
+        # Short work is not logged.
+        due = self.next_at.setdefault(record.name, now + LINES_APART)
         if (
             progress is not None
             and not progress.due

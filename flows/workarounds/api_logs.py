@@ -33,9 +33,8 @@ class ThrottledAPILogHandler(APILogHandler):
         self.next_at = 0.0
 
     def format(self, record: logging.LogRecord) -> str:
-        return escaped(
-            super().format(record)
-        )  # a lone surrogate of a path could not be sent
+        # A lone surrogate of a path could not be sent.
+        return escaped(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         if (

@@ -280,9 +280,8 @@ def begin(model: Llama, asked: Asked, after_head: States | None = None) -> Begun
     else:
         unseen = model.unseen_segments(first // size)
         remember(model, islice(tokens, unseen.start * size), states)
-        list(
-            islice(tokens, len(unseen) * size)
-        )  # nothing of these reaches the last segment
+        # Nothing of these reaches the last segment.
+        list(islice(tokens, len(unseen) * size))
         remember(model, islice(tokens, first - unseen.stop * size), states)
     return Begun(asked, states, list(tokens))
 

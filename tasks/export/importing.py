@@ -159,9 +159,8 @@ def write_configuration(
         f"# Continues training the model in {folder.path.name}, {digest}.\n"
         f"# Name your text in {key_of_text(config)}.\n"
     )
-    plain = json.loads(
-        json.dumps(mapping)
-    )  # no list is in it twice: YAML would write a reference
+    # No list is in it twice: YAML would write a reference.
+    plain = json.loads(json.dumps(mapping))
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     output.write_text(head + text, encoding="utf-8")
     return ImportedModel(

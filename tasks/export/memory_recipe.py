@@ -19,7 +19,7 @@ LEARNING_STEPS = 700
 TEXT_SEGMENTS = 8
 TEXT_STEPS = 40
 KEY = 99_999
-# Of the end of each question, by form: the answer follows it.
+# The end of each question, by form; the answer follows it.
 ANSWER_AFTER = {"passkey": QUESTION, "sentences": "? It is"}
 
 

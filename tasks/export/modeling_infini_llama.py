@@ -80,9 +80,8 @@ class InfiniCache:
 
     is_compileable = False
     is_croppable = False
-    is_linear = (
-        False,
-    )  # generate passes on only the tokens that the cache has not read
+    # generate() passes on only the tokens that the cache has not read.
+    is_linear = (False,)
     # With is_croppable: on Apple GPUs, generate must not read one token ahead.
     _is_user_defined = True
 

@@ -459,9 +459,8 @@ class Preparation:
             int(mask.sum()) for masks in selection.kept.values() for mask in masks
         )
         distinct = documents if data.deduplicate else documents - selection.duplicates
-        other = (
-            ", change the fraction" if distinct > 1 else ""
-        )  # copies fall on the same side
+        # Copies fall on the same side.
+        other = ", change the fraction" if distinct > 1 else ""
         which = f" with {distinct} different text(s)" if distinct < documents else ""
         return DataError(
             f"{documents} document(s){which} are too few to leave one for "

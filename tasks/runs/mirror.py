@@ -110,9 +110,8 @@ class Mirror:
         """
         manifest = check(path, kind, checksums=False)
         place = self.place(path)
-        self._remove_file(
-            f"{place}/{MANIFEST}"
-        )  # of an artifact of this name that was built anew
+        # Of an artifact of this name that was built anew.
+        self._remove_file(f"{place}/{MANIFEST}")
         for name, expected in manifest.files.items():
             self.keep_file(path / name)
             size = self.files.size(f"{place}/{name}")

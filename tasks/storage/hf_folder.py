@@ -40,12 +40,13 @@ OTHER_TOKENIZERS = (
     "*.tiktoken",
     "tokenizer_config.json",
 )
+# Of weights; others are those of quantized models.
 TYPES = (
     "F64",
     "F32",
     "F16",
     "BF16",
-)  # of weights; others are those of quantized models
+)
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 ROWS = 4096  # of embedding and head that are compared at once

@@ -261,9 +261,8 @@ class Lease:
             self._outlast(rival)
         self._write(0)
         if rival:
-            time.sleep(
-                self.renew
-            )  # of several that found it expired, the last to write has it
+            # Of several that found it expired, the last to write has it.
+            time.sleep(self.renew)
             rival = self._rival()
             if rival:
                 raise self._busy(rival)

@@ -45,9 +45,8 @@ def encoder_of(tokenizer: Tokenizer, split_special_tokens: bool) -> Tokenizer:
     added = {token["content"]: token for token in description["added_tokens"]}
     special = {content for content, token in added.items() if token["special"]}
     hidden = _hide_special_pieces(description["model"], special)
-    has_text = len(special) < len(
-        added
-    )  # added tokens that are text stay, with their IDs
+    # Added tokens that are text stay, with their IDs.
+    has_text = len(special) < len(added)
     kept = [
         token for content, token in added.items() if has_text and content not in hidden
     ]

@@ -284,9 +284,8 @@ def fast_encoder(encoder: Tokenizer) -> Encode:
 def gigatoken_of(description: str) -> Encode:
     """gigatoken with the tokenizer of a tokenizer.json."""
     engine = _gigatoken().Tokenizer.from_json(description)
-    _in_another_thread(
-        lambda: engine.encode_batch([b"a"])
-    )  # it imports more at its first use
+    # It imports more at its first use.
+    _in_another_thread(lambda: engine.encode_batch([b"a"]))
 
     def encode(texts: list[bytes]) -> Ids:
         layout = engine.encode_batch(texts).layout

@@ -206,9 +206,8 @@ def _with_special_end(tokenizer: Tokenizer, end: int) -> Tokenizer:
     )
 
 
-@lru_cache(
-    maxsize=1
-)  # a large vocabulary takes long, and the key and the build both need it
+# A large vocabulary takes long, and the key and the build both need it.
+@lru_cache(maxsize=1)
 def _parsed(description: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, whose IDs do not depend on chance or a text's length.
 
@@ -415,9 +414,8 @@ def token_bytes(tokenizer: Tokenizer, split_special_tokens: bool) -> np.ndarray:
         if suffix and written.endswith(suffix):
             written = f"{written.removesuffix(suffix)} "  # the end of a word stands for a space
         if of_bytes or (alphabet and alphabet.issuperset(token)):
-            lengths[number] = len(
-                written
-            )  # one character of the byte alphabet is one byte
+            # One character of the byte alphabet is one byte.
+            lengths[number] = len(written)
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             lengths[number] = 1
         else:

@@ -143,8 +143,7 @@ def own_address() -> str | None:
 
     None where it has only the loopback's.
     """
-    outward = own_address_towards(
-        "192.0.2.1"
-    )  # TEST-NET-1 (RFC 5737): takes the default route
+    # TEST-NET-1 (RFC 5737): takes the default route.
+    outward = own_address_towards("192.0.2.1")
     all_addresses = list(addresses().values())
     return outward if outward in all_addresses else next(iter(all_addresses), None)

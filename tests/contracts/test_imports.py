@@ -210,9 +210,8 @@ def test_no_packages_import_each_other():
         "tasks.storage" in arrows["tasks.runs"]
         and "tasks.train.worker.callbacks" in arrows
     )
-    TopologicalSorter(
-        arrows
-    ).prepare()  # raises a CycleError that names the packages of a circle
+    # Raises a CycleError that names the packages of a circle.
+    TopologicalSorter(arrows).prepare()
 
 
 def test_records_storage_tokenizers_and_runs_import_downwards_only():

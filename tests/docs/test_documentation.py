@@ -163,11 +163,12 @@ def test_keys_exist(page):
         for key in KEY.findall(page.read_text(encoding="utf-8"))
         if not key.endswith(FILE_ENDINGS)
     }
+    # A user's own names and numbers, or a parameter's.
     tables = (
         "environment.env.",
         "data.sources.",
         "model.model.",
-    )  # a user's own names and numbers, or a parameter's
+    )
     assert not [
         key for key in sorted(keys) if key not in known and not key.startswith(tables)
     ]
@@ -242,12 +243,13 @@ def test_every_figure_is_that_of_its_file():
     ]
     assert len(marks) > 30
     tables = {function.__name__ for function in make_numbers.TABLES}
+    # Which make_reference.py writes.
     tables |= {
         "exit_codes",
         "formats",
         "steps",
         "validations",
-    }  # which make_reference.py writes
+    }
     assert not [
         mark
         for mark in marks

@@ -35,13 +35,14 @@ PLACEHOLDERS |= {
     "HF_DIR": "~/models/Llama-3.2-1B",
     "cuda": "auto",
 }
+# What makes something before what looks at it.
 ORDER = (
     "import ",
     "run ",
     "train ",
     "preprocess ",
     "verify ",
-)  # what makes something before what looks at it
+)
 ELSEWHERE = {
     r"infini-llama (serve|deploy)\b|nightly": "tests/integration/prefect/test_triggers.py",
     r"train\.parallel=deepspeed": "tests/integration/test_deepspeed.py",

@@ -19,10 +19,11 @@ BLOCKS = [
     for page in PAGES
     for block in BLOCK.findall(page.read_text(encoding="utf-8"))
 ]
+# Folders that the pages have made by `infini-llama export`.
 EXPORTS = (
     "my-model",
     "tiny-hf",
-)  # folders that the pages have made by `infini-llama export`
+)
 LLAMA_CPP = {
     "convert_hf_to_gguf.py": "def main(): pass\n",
     "conversion/base.py": "class TextModel: pass\n",

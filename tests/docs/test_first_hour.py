@@ -62,9 +62,8 @@ def test_every_command_of_the_guide_in_its_order(folder):
         "infini-llama init my.yaml --files ~/texts"
     )
     for line in COMMANDS:
-        shell(
-            line, folder, codes=(0, 1) if "doctor" in line else (0,)
-        )  # 1: warnings, for example of a busy machine
+        # 1: warnings, for example of a busy machine.
+        shell(line, folder, codes=(0, 1) if "doctor" in line else (0,))
         if " init " in line:
             shrink(folder / "my.yaml")
     for made in (

@@ -111,10 +111,11 @@ def test_memory_of_segments_that_see_the_one_before(lab, backend):
 def test_memory_of_the_small_preset(lab, micro_batch):
     own = Laboratory(lab.home, Path("configs/small.yaml"))
     batch = (f"train.micro_batch_size={micro_batch}", "train.global_batch_size=4")
+    # 50,304 are more than that text has.
     data = (
         "data.source=python-stdlib",
         "data.tokenizer.vocab_size=32000",
-    )  # 50,304 are more than that text has
+    )
     less = (
         "environment.device=cpu",
         "train.max_steps=3",

@@ -10,9 +10,8 @@ import sys
 from support.laboratory import ONE_FAULT, SOFTMAX_2, inject, kill
 
 SECRET = "hunter2"
-FAULT = ONE_FAULT.format(
-    before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]'
-)  # every rank has the secret
+# Every rank has the secret.
+FAULT = ONE_FAULT.format(before='assert os.environ["DBPASSWORD"] == "2retnuh"[::-1]')
 
 SUBFLOW = """
 import json, sys

@@ -55,9 +55,8 @@ def used(disk: Path) -> int:
 def test_each_stage_reports_a_full_disk_loses_nothing_and_resumes(
     lab, calm_softmax_2, disk
 ):
-    here = Laboratory(
-        lab.home, lab.config
-    )  # its logs are elsewhere, or they could not be read
+    # Its logs are elsewhere, or they could not be read.
+    here = Laboratory(lab.home, lab.config)
     settings = (*SOFTMAX_2, "runtime.retries=0", f"runtime.home={disk}")
 
     def refused() -> str:

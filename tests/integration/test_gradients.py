@@ -19,12 +19,13 @@ def test_four_ranks_have_the_gradients_of_one_process_on_the_whole_batch(
     )
     found = json.loads(target.read_text())
     assert len(found) == 28
+    # The loss is summed in fp32.
     limits = {
         "loss": 1e-6,
         "gradients": 1e-12,
         "norm": 1e-12,
         "clipped": 1e-12,
-    }  # the loss is summed in fp32
+    }
     too_far = {
         cell: values
         for cell, values in found.items()

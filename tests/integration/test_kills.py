@@ -9,10 +9,11 @@ import pytest
 from support.laboratory import BATCH, SOFTMAX_2, kill, workers_of
 
 # what is killed × attention × workers; the whole product is behind `-m slow` (docs/testing.md)
+# test_flow.py kills the flow.
 SHORT = {
     ("torchrun", "infini", 2),
     ("save", "infini", 2),
-}  # test_flow.py kills the flow
+}
 CELLS = list(
     product(("worker", "torchrun", "flow", "save"), ("softmax", "infini"), (1, 2))
 )
@@ -68,9 +69,8 @@ def test_killed_and_run_again_is_bitwise_the_uninterrupted_run(
         f"model.attention={attention}",
         f"environment.nproc_per_node={workers}",
     )
-    kills = (
-        2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1
-    )  # one of them is resumed twice
+    # One of them is resumed twice.
+    kills = 2 if (victim, attention, workers) == ("flow", "softmax", 1) else 1
     for _ in range(kills):
         started = lab.start(name, *overrides, executed=victim == "torchrun")
         strike(victim, lab, name, started, rng)
@@ -144,9 +144,8 @@ def test_killed_with_the_loss_on_answers_alone_resumes_bitwise(lab):
     assert lab.assert_same("answers", "answers-calm")["attempts"] == 2
     lines = lab.metrics("answers-calm")
     targets = [line["tokens"] for line in lines if line["kind"] == "train"]
-    assert (
-        targets[0] < BATCH * 10 and calm["steps"] == 30
-    )  # a number of five digits, not the 128 tokens of a row
+    # A number of five digits, not the 128 tokens of a row.
+    assert targets[0] < BATCH * 10 and calm["steps"] == 30
     assert any(
         line.get("memory_reads") for line in lines if line["kind"] == "validation"
     )

@@ -19,9 +19,8 @@ def test_epochs_and_tokens_become_steps(lab):
         same["steps"] == summary["steps"]
         and same["weights_sha256"] == summary["weights_sha256"]
     )
-    assert (
-        lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same
-    )  # nothing was left to do
+    # Nothing was left to do.
+    assert lab.finish("tokens", *SHORT, f"train.max_tokens={tokens}") == same
 
 
 @pytest.mark.slow
@@ -32,12 +31,10 @@ def test_a_run_stops_early_and_resumes_with_more_patience(lab):
         "train.save_steps='900 tokens'",
     )
     summary = lab.finish("early", *early, "train.early_stopping_patience=2")
-    assert (
-        summary["steps"] == 6 and summary["stopped_early"] == 2
-    )  # the first is a gain, the next two are none
-    assert (
-        lab.finish("early", *early, "train.early_stopping_patience=2") == summary
-    )  # nothing was left to do
+    # The first is a gain, the next two are none.
+    assert summary["steps"] == 6 and summary["stopped_early"] == 2
+    # Nothing was left to do.
+    assert lab.finish("early", *early, "train.early_stopping_patience=2") == summary
     longer = lab.finish("early", *early, "train.early_stopping_patience=3")
     assert longer["steps"] == 8
     lab.finish("whole", *early, "train.early_stopping_patience=3")

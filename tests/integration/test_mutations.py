@@ -30,12 +30,27 @@ WORDS = [
     "None:",
     "return",
 ]
+# Fmt: skip.
 SMALL = {
-    "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-              "num_key_value_heads": 1, "segment_length": 8},
-    "train": CONFIG["train"] | {"max_steps": 8, "eval_steps": 4, "save_steps": 4, "warmup_steps": 2, "logging_steps": 2,
-                                "global_batch_size": 4, "micro_batch_size": 2},
-}  # fmt: skip
+    "model": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "segment_length": 8,
+    },
+    "train": CONFIG["train"]
+    | {
+        "max_steps": 8,
+        "eval_steps": 4,
+        "save_steps": 4,
+        "warmup_steps": 2,
+        "logging_steps": 2,
+        "global_batch_size": 4,
+        "micro_batch_size": 2,
+    },
+}
 
 
 def finished_runs(home: Path, server) -> None:

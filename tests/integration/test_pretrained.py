@@ -106,9 +106,8 @@ def test_it_learns_to_remember_killed_and_resumed_bitwise_and_is_exported(
         "--segment-length",
         "64",
     )
-    shutil.copytree(
-        PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images")
-    )  # which nobody edits meanwhile
+    # Which nobody edits meanwhile.
+    shutil.copytree(PROSE, tmp_path / "texts", ignore=shutil.ignore_patterns("images"))
     config = yaml.safe_load(written.read_text())
     assert (
         config["model"]["memory_layers"] == [17, 18, 20, 23]

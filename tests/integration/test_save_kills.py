@@ -80,9 +80,8 @@ def strikes(tmp_path: Path, count: int, seed: int) -> None:
         )
         os.close(say)
         with os.fdopen(heard) as lines:
-            announced = int(
-                lines.readline()
-            )  # it runs: now strike within about two saves
+            # It runs: now strike within about two saves.
+            announced = int(lines.readline())
             time.sleep(rng.uniform(0, 0.08))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

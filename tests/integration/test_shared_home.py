@@ -45,9 +45,8 @@ def give_away(*paths: Path, readable: bool = True) -> None:
 def test_gc_removes_what_it_may(built, make_run, readable):
     """With a umask that lets others read, and without."""
     home, mine, theirs = built[0], make_run() / "checkpoints", make_run("theirs")
-    shutil.rmtree(
-        home / "units"
-    )  # the copy of the home has none that a dataset links to
+    # The copy of the home has none that a dataset links to.
+    shutil.rmtree(home / "units")
     removed, kept, note = (
         staging(mine / "step-00000120"),
         staging(theirs / "step-00000120"),

@@ -255,9 +255,8 @@ def test_a_job_near_its_time_limit_is_requeued_and_resumes_bitwise(
 ):
     job = submit("limit")
     wait_for_step(slurm, lab, "limit", job, 20)
-    slurm(
-        "scancel", "--batch", "--signal=USR1", job
-    )  # what --signal=B:USR1@N sends when the time is nearly up
+    # What --signal=B:USR1@N sends when the time is nearly up.
+    slurm("scancel", "--batch", "--signal=USR1", job)
     wait_until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), 60)
     ended(slurm, lab, "limit", job, "COMPLETED")
     assert lab.assert_same("limit", "calm-srun")["attempts"] == 2

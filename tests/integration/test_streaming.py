@@ -24,7 +24,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path, tokens):
     subprocess.run(command, check=True, capture_output=True)
     reports = json.loads((tmp_path / "found.json").read_text())["reports"]
     assert len({report["state"] for report in reports}) == 1
-    after_a_piece = reports[1][
-        "resident"
-    ]  # at 10,000 tokens whole pieces have been read
+    # At 10,000 tokens whole pieces have been read.
+    after_a_piece = reports[1]["resident"]
     assert reports[-1]["resident"] < after_a_piece + 32e6

@@ -54,9 +54,8 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
         plan = make_plan(nproc_per_node=2, port=port)
         with pytest.raises(PipelineError, match=r"environment\.master_port"):
             host_rendezvous(tmp_path, plan)
-        endpoint = Endpoint(
-            address=LOOPBACK, port=port, host="here"
-        )  # as if it had been free a moment before
+        # As if it had been free a moment before.
+        endpoint = Endpoint(address=LOOPBACK, port=port, host="here")
         process = spawn(
             torchrun_command(tmp_path, plan, endpoint, is_host=True),
             tmp_path / "torchrun.log",

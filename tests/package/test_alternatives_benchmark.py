@@ -12,9 +12,8 @@ from support.differences import relative
 from support.models import small
 
 bench = program("pretrained_alternatives")
-HEADS = (
-    2 * 2 * 8
-)  # numbers of a token's keys and values in a layer: two key-value heads of 8
+# Numbers of a token's keys and values in a layer: two key-value heads of 8.
+HEADS = 2 * 2 * 8
 TIMES = ("read_seconds", "cpu_seconds", "load", "seconds", "median_seconds")
 
 
@@ -151,9 +150,8 @@ def test_sizes_of_the_states_are_exact(options):
     for tokens in options.lengths:
         assert sizes["full", tokens] == layers * HEADS * (tokens + 1) * two_bytes
         assert sizes["window", tokens] == layers * HEADS * 8 * two_bytes
-        segment = (
-            (HEADS + HEADS // 2) * 64 * two_bytes
-        )  # keys, values, and keys that are not rotated
+        # Keys, values, and keys that are not rotated.
+        segment = (HEADS + HEADS // 2) * 64 * two_bytes
         assert sizes["memory", tokens] == layers * (
             segment + 2 * (8 * 8 + 8) * four_bytes
         )

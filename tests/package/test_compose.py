@@ -153,9 +153,8 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
 
         start("server", server)
         base = f"http://127.0.0.1:{api}/api"
-        wait_until(
-            lambda: status(f"{base}/ready") == 200
-        )  # the health check of compose.yaml has no password
+        # The health check of compose.yaml has no password.
+        wait_until(lambda: status(f"{base}/ready") == 200)
         assert status(f"{base}/admin/version") == 401
         assert status(f"{base}/admin/version", AUTH) == 200
         assert status(f"{base}/admin/version", "somebody:else") == 401

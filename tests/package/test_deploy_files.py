@@ -112,9 +112,8 @@ def test_every_long_running_service_has_a_health_check():
         for name, service in COMPOSE["services"].items()
         if "healthcheck" not in service
     }
-    assert without == {
-        "services"
-    }  # which listens nowhere; it ends where it cannot go on, and is restarted
+    # Which listens nowhere; it ends where it cannot go on, and is restarted.
+    assert without == {"services"}
 
 
 def test_a_worker_may_take_longer_to_stop_than_its_runs():
@@ -207,10 +206,16 @@ def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
         for name, value in os.environ.items()
         if not name.startswith("PREFECT_")
     }
+    # Fmt: skip.
     done = subprocess.run(
-        [sys.executable, "-c", SHOW_UI], env=own | settings | {"PREFECT_HOME": str(tmp_path / "home")}, cwd=tmp_path,
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", SHOW_UI],
+        env=own | settings | {"PREFECT_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stdout == "200 200 ['v1', 'v2']\n", done.stdout + done.stderr
 
 
@@ -285,10 +290,16 @@ def test_a_notification_without_an_address_or_a_server_is_refused(tmp_path, argu
         if not name.startswith("PREFECT_")
     }
     environment |= {"HOME": str(tmp_path), "PREFECT_HOME": str(tmp_path)}
+    # Fmt: skip.
     done = subprocess.run(
         [sys.executable, DEPLOY / "notifications.py", *arguments],
-        env=environment, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (
         done.returncode == 1
         and "Traceback" not in done.stderr

@@ -39,11 +39,12 @@ CHARTS = (
     "six",
 )
 REFUSED = ("rich", "prefect", "datasets", "pydantic-settings")
+# Cases that start whole runs: the slow test, and tests/integration.
 STARTING_RUNS = {
     "resume",
     "out of memory",
     "checkpoint",
-}  # cases that start whole runs: the slow test, and tests/integration
+}
 FINDER = """
 import sys
 from importlib.machinery import PathFinder

@@ -184,9 +184,8 @@ def test_an_installation_runs_from_an_empty_folder(download, tmp_path):
     assert re.search(
         r"\d", call(place / "infini-llama", "--version", cwd=empty, env=environment)
     )
-    call(
-        place / "infini-llama", "doctor", cwd=empty, env=environment, codes=(0, 1)
-    )  # 1: warnings
+    # 1: warnings.
+    call(place / "infini-llama", "doctor", cwd=empty, env=environment, codes=(0, 1))
     command = [place / "infini-llama", "run", "tiny", "--direct", "--json", *SMALL]
     printed = call(*command, cwd=empty, env=environment)
     assert json.loads(printed.splitlines()[0])["train_loss"] > 0

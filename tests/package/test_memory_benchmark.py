@@ -108,9 +108,8 @@ def test_an_overwritten_fact_is_asked_for_by_its_later_value(segments, far):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_measurement_is_that_of_the_whole_rows_at_once(monkeypatch):
-    monkeypatch.setattr(
-        memory, "PIECE", 64
-    )  # below a row's 128 tokens, so each row is read by itself in two pieces
+    # Below a row's 128 tokens, so each row is read by itself in two pieces.
+    monkeypatch.setattr(memory, "PIECE", 64)
     task = memory.TASKS["recall"]
     with torch.inference_mode(False):
         model, _ = memory.train(

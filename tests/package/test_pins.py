@@ -12,11 +12,17 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
     "project"
 ]
+# Fmt: skip.
 MACHINES = [
-    {"python_version": python, "python_full_version": f"{python}.5", "sys_platform": "linux", "platform_machine": machine}
+    {
+        "python_version": python,
+        "python_full_version": f"{python}.5",
+        "sys_platform": "linux",
+        "platform_machine": machine,
+    }
     for python in ("3.11", "3.12", "3.13")
     for machine in ("x86_64", "aarch64")
-]  # fmt: skip
+]
 FLASH = re.compile(r"flash-attn(?!-4)|\[flash\]")
 DOCKERFILES = sorted((ROOT / "deploy").glob("Dockerfile.*"))
 

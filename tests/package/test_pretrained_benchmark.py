@@ -38,9 +38,8 @@ def test_each_case_is_measured_once_also_after_a_kill(options):
     bench.measure(options)
     assert bench.RESULTS.read_text() == whole
     lines = whole.splitlines(keepends=True)
-    bench.RESULTS.write_text(
-        "".join(lines[:3]) + lines[3][:40]
-    )  # in the middle of a line
+    # In the middle of a line.
+    bench.RESULTS.write_text("".join(lines[:3]) + lines[3][:40])
     bench.measure(options)
     assert len(bench.CaseLines(bench.RESULTS).read()) == len(lines)
     before = [json.loads(line) | {"cpu_seconds": 0} for line in lines]
@@ -60,6 +59,5 @@ def test_a_cell_is_a_row_of_the_summary(options):
         and {row["swapped"] for row in asked} <= {0, 1}
     )
     text = next(row for row in rows if "text_targets" in row)
-    assert (
-        text["memory_nats"] > 0 and text["no_memory_nats"] > 0
-    )  # the latter only if each text has it
+    # The latter only if each text has it.
+    assert text["memory_nats"] > 0 and text["no_memory_nats"] > 0

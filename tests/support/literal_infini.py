@@ -83,9 +83,8 @@ def one_head(
         for i, document in enumerate(docs):
             if read_M is not None and read_z is not None and document == read_owner:
                 A_mem = (feature_q[i] @ read_M) / (feature_q[i] @ read_z)  # eq. 7
-                outputs.append(
-                    beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A_dot[i]
-                )  # eq. 10
+                # eq. 10.
+                outputs.append(beta.sigmoid() * A_mem + (1 - beta.sigmoid()) * A_dot[i])
             else:
                 outputs.append(A_dot[i])
         last = next((document for document in reversed(docs) if document >= 0), last)
@@ -102,9 +101,8 @@ def one_head(
             M, z = M + feature_k.T @ v, z + added_z  # eq. 8
         else:
             weights = z if update == "delta" else z + added_z
-            M = M + feature_k.T @ (
-                v - (feature_k @ M) / (feature_k @ weights)[:, None]
-            )  # eq. 9
+            # eq. 9.
+            M = M + feature_k.T @ (v - (feature_k @ M) / (feature_k @ weights)[:, None])
             z = z + added_z
     return torch.stack(outputs)
 

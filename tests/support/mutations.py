@@ -38,9 +38,8 @@ NO_DATASET, NO_RUN = (
     {"runs", "gc", "doctor"},
     {"report of a dataset", "verify", "preprocess", "repair"},
 )
-ALLOWED = {
-    ("dry run", ".cached.dataset")
-}  # a damaged dataset is none: it is built again
+# A damaged dataset is none: it is built again.
+ALLOWED = {("dry run", ".cached.dataset")}
 Leaf = tuple[Any, Any]  # a container and the key or index of one of its values
 
 
@@ -196,10 +195,24 @@ def of_another_run(choose: random.Random, path: Path, other: Path | None) -> Non
         shutil.copyfile(other, path)
 
 
+# Fmt: skip.
 MUTATIONS = (
-    flip_a_bit, truncate, drop_a_line, empty, remove, replace_by_a_folder, remove_a_key, rename_a_key, wrong_type,
-    huge_or_negative, nested, another_number, nul_bytes, not_utf_8, of_another_run,
-)  # fmt: skip
+    flip_a_bit,
+    truncate,
+    drop_a_line,
+    empty,
+    remove,
+    replace_by_a_folder,
+    remove_a_key,
+    rename_a_key,
+    wrong_type,
+    huge_or_negative,
+    nested,
+    another_number,
+    nul_bytes,
+    not_utf_8,
+    of_another_run,
+)
 
 
 def commands(home: Path, dataset: str) -> dict[str, list[str]]:
@@ -470,9 +483,8 @@ def load_everything() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    os.environ.pop(
-        "PADDING", None
-    )  # room for the environments of workers, as in preloaded.py
+    # Room for the environments of workers, as in preloaded.py.
+    os.environ.pop("PADDING", None)
     load_everything()
     # The last argument is padding.
     pristine, seed, count, results = (

@@ -314,10 +314,11 @@ def become(command: list[str], env: dict[str, str]) -> None:
         sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
         exec(words[1], sys.modules["__main__"].__dict__)
         return
+    # exec_wrapper.py.
     execvp, os.execvp = (
         os.execvp,
         lambda _, command: greenlet(become).switch(command, env),
-    )  # exec_wrapper.py
+    )
     if words[0] == "-m":
         os.execvp = execvp
         sys.argv = words[1:]
@@ -385,9 +386,8 @@ if __name__ == "__main__":
     hash_in_one_thread()
     for library in LIBRARIES:
         importlib.import_module(library)
-    sys.path.remove(
-        str(Path(__file__).parent)
-    )  # no module of the tests is importable but by PYTHONPATH
+    # No module of the tests is importable but by PYTHONPATH.
+    sys.path.remove(str(Path(__file__).parent))
     gc.freeze()  # else a collection in a fork copies the memory of all that is there
     serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)

@@ -55,9 +55,8 @@ def answering(
 def postgres(user: str, password: str, database: str) -> Iterator[int]:
     """The port of a database server."""
     assert POSTGRES
-    account = (
-        ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-    )  # it does not run as root
+    # It does not run as root.
+    account = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(
         prefix="postgres-"
     ) as folder:  # not pytest's, which only its own user may enter

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+# By the standard library's `platform`, and by matplotlib where it has no list of fonts yet.
 ASKED_ONCE = (
     "uname",
     "fc-list",
-)  # by the standard library's `platform`, and by matplotlib where it has no list of fonts yet
+)
 
 
 @pytest.fixture

@@ -67,9 +67,8 @@ def greedy_rows(sizes: torch.Tensor, capacity: int) -> torch.Tensor:
     count = len(sizes)
     ends = sizes.cumsum(0)
     following = torch.searchsorted(ends, ends - sizes + capacity, right=True)
-    following = torch.cat(
-        (following, following.new_full((1,), count))
-    )  # the end points to itself
+    # The end points to itself.
+    following = torch.cat((following, following.new_full((1,), count)))
     begins = torch.zeros_like(following, dtype=torch.bool)
     begins[0] = True
     while not begins[count]:

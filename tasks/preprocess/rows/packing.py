@@ -54,9 +54,8 @@ def pieces_of(lengths: np.ndarray, sequence_length: int) -> np.ndarray:
     # Pieces of each document.
     counts = np.maximum(0, -(-(lengths - 1) // sequence_length))
     earlier_pieces = counts.cumsum() - counts
-    number = np.arange(counts.sum()) - np.repeat(
-        earlier_pieces, counts
-    )  # in its document
+    # In its document.
+    number = np.arange(counts.sum()) - np.repeat(earlier_pieces, counts)
     skipped = number * sequence_length
     starts = np.repeat(lengths.cumsum() - lengths, counts) + skipped
     sizes = np.minimum(np.repeat(lengths, counts) - skipped, sequence_length + 1)

@@ -181,9 +181,8 @@ def build_table(
         if table.pieces is None:
             arrays = {"rows": table.entries + first_token}
         else:
-            shared = (
-                1 if by_name else 0
-            )  # its first bound is the last one of the source before
+            # Its first bound is the last one of the source before.
+            shared = 1 if by_name else 0
             arrays = {
                 "rows": table.entries[shared:] + first_piece,
                 "pieces": table.pieces + np.array([first_token, 0]),

@@ -186,9 +186,8 @@ def _texts(
     for batch in record_batches:
         column = batch.column(text_column)
         try:
-            column.validate(
-                full=True
-            )  # to_pylist follows any offset, also out of the buffer
+            # to_pylist follows any offset, also out of the buffer.
+            column.validate(full=True)
         except pa.ArrowException as error:
             place = f"in the rows from {before() + number + 1}"
             raise Unreadable(

@@ -50,9 +50,8 @@ AT_ONCE = 256  # rows
 OUR_BUILDERS = ("arrow", "csv", "json", "parquet")
 # Settings of a builder that are not about how a file is read; the separator is looked at by itself.
 NOT_OF_READING = ("name", "version", "data_dir", "data_files", "description", "sep")
-NAME_OF_SPLIT = re.compile(
-    r"\w+(\.\w+)*"
-)  # other than an expression, as train[:10%] or a+b
+# Other than an expression, as train[:10%] or a+b.
+NAME_OF_SPLIT = re.compile(r"\w+(\.\w+)*")
 ALL_SPLITS = "all"  # an expression, too
 
 
@@ -115,9 +114,10 @@ class HuggingFace(Source):
 
     def _builder(self) -> Any:
         """What `datasets` finds at the place of the dataset, of which nothing is read yet."""
+        # Heavy, and needed for this source alone.
         from datasets import (
             load_dataset_builder,
-        )  # heavy, and needed for this source alone
+        )
 
         section = self.section
         folder = expanded(section.dataset)

@@ -230,9 +230,8 @@ def _parsed_together(block: bytes, text_column: str) -> list[str] | None:
     """
     if not (block.startswith(b"{") and block.endswith(b"}")):
         return None
-    characters = np.frombuffer(
-        block, np.uint8
-    )  # bytes.count takes several times as long
+    # bytes.count takes several times as long.
+    characters = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(characters == LINE_END)
     is_between_objects = (characters[ends - 1] == ord("}")) & (
         characters[ends + 1] == ord("{")

@@ -63,39 +63,19 @@ SENTENCES = (
     "As {subject} they wrote down {key}.",
     "If they ask for {subject}, say {key}.",
 )
+# Of form `niah_single`.
 ADJECTIVES = (
-    *(
-        "quiet",
-        "hollow",
-        "amber",
-        "gentle",
-        "rusty",
-        "curious",
-        "polite",
-        "jagged",
-        "sturdy",
-    ),
-    *("humble", "silver", "narrow"),
+    *("quiet", "hollow", "amber", "gentle", "rusty", "curious"),
+    *("polite", "jagged", "sturdy", "humble", "silver", "narrow"),
 )
 NOUNS = (
-    *(
-        "compost",
-        "lantern",
-        "orchid",
-        "saddle",
-        "turnip",
-        "violin",
-        "walrus",
-        "blanket",
-        "canyon",
-    ),
-    *("pepper", "anchor", "meadow"),
+    *("compost", "lantern", "orchid", "saddle", "turnip", "violin"),
+    *("walrus", "blanket", "canyon", "pepper", "anchor", "meadow"),
 )
 WORDS = FILLER.replace(".", "").lower().split()
 FILLER_CHARACTERS = 8 * 2**20  # of text that filler `files` is cut from
-LEAST_OF_FILE = (
-    2**16
-)  # characters, if it has them; of more files than that allows, some are drawn
+# Characters, if it has them; of more files than that allows, some are drawn.
+LEAST_OF_FILE = 2**16
 
 
 def new_key(random: Random) -> str:

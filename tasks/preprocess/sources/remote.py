@@ -47,12 +47,10 @@ class RemoteFile:
     """
 
     url: str
-    size: int | None = field(
-        default=None, compare=False
-    )  # None: the server does not state it
-    stamp: Stamp | None = field(
-        default=None, compare=False
-    )  # None: the server gives none
+    # None: the server does not state it.
+    size: int | None = field(default=None, compare=False)
+    # None: the server gives none.
+    stamp: Stamp | None = field(default=None, compare=False)
     is_page: bool = field(default=False, compare=False)  # the server says text/html
 
     def __str__(self) -> str:
@@ -218,9 +216,8 @@ def tried(url: str, request: Callable[[], T]) -> T:
             if isinstance(error, FileNotFoundError) and error.__cause__:
                 fault = error.__cause__
             status = _status(fault)
-            is_missing = isinstance(
-                fault, FileNotFoundError | StopIteration
-            )  # the latter from FTP
+            # The latter from FTP.
+            is_missing = isinstance(fault, FileNotFoundError | StopIteration)
             if status in (404, 410) or (is_missing and status is None):
                 raise FileNotFoundError(
                     errno.ENOENT,

@@ -31,9 +31,8 @@ from infini_llama.tasks.storage.record_files import read_record, write_record
 UNIT_BYTES = 32 * 2**20
 RUN_BYTES = 4 * 2**20  # of small files in a run of them, on average
 PER_FILE = 2**11  # bytes that a file adds to a run beside its text, for its opening
-PER_DOCUMENT = (
-    2**6
-)  # bytes that a document adds to a unit beside its text, for its place in memory
+# Bytes that a document adds to a unit beside its text, for its place in memory.
+PER_DOCUMENT = 2**6
 # Of the reports in units/parts: a part whose report has another version is read again.
 PARTS_VERSION = 2
 NAMED = 10  # bad places that the report names

@@ -14,9 +14,8 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
 from infini_llama.tasks.storage.hf_folder import open_folder
 
-GATE_OF_TRAINED_WEIGHTS = (
-    -2.0
-)  # before the sigmoid: they have learned to do without a memory
+# Before the sigmoid: they have learned to do without a memory.
+GATE_OF_TRAINED_WEIGHTS = -2.0
 log = logging.getLogger("infini_llama.worker")
 
 

@@ -93,9 +93,8 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
 def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
     """Train; returns this rank's exit code after writing its status."""
     faulthandler.enable()
-    faulthandler.register(
-        signal.SIGUSR2, all_threads=True
-    )  # the supervisor requests stacks by it
+    # The supervisor requests stacks by it.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     ledger = None
     if rank == 0:
         ledger = Ledger(attempt_dir / LEDGER, attempt.started, attempt.goodput)

@@ -251,9 +251,8 @@ class Trainer:
         )
         state.advance(train.global_batch_size, batch.targets)
         step_time = time.perf_counter() - started
-        written = (
-            self.checkpointer.writer.poll()
-        )  # raises what a background save failed with
+        # Raises what a background save failed with.
+        written = self.checkpointer.writer.poll()
         line = TrainLine(
             kind="train",
             step=state.step,
@@ -294,9 +293,8 @@ class Trainer:
 
         def first_batch() -> float:
             torch.manual_seed(step_seed(train.seed, 0, self.ranks.rank))
-            self._set_write_jitter(
-                1.0
-            )  # compiled code draws other factors than eager code
+            # Compiled code draws other factors than eager code.
+            self._set_write_jitter(1.0)
             device = self.ranks.device
             first = list(self.batches.micro_batches(samples, device))[
                 number : number + 1

@@ -29,10 +29,11 @@ from support.preloaded import Server
 
 RANKS = Path(__file__).with_name("ranks.py")
 STEPS, SAVE_EVERY, BATCH = 10, 3, 16
+# Of 800 characters; ten steps of 16 rows leave the first epoch of the smaller corpus.
 DOCUMENTS = {
     "across": 20,
     "within": 60,
-}  # of 800 characters; ten steps of 16 rows leave the first epoch of the smaller corpus
+}
 
 
 def configuration(home: Path, name: str, cell: Cell) -> dict:

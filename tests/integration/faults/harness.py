@@ -235,9 +235,8 @@ def injected(module: str, body: str, **words: str) -> Callable[[Trial], Started]
         folder = Path(tempfile.mkdtemp(dir=trial.lab.home))
         if trial.phase == RESUME:
             trial.codes.append(kill_all(reached(trial)))
-        step = {START_UP: 1, ENDING: LAST_STEP, RESUME: 1}.get(
-            trial.phase, trial.at
-        )  # counted by each process
+        # Counted by each process.
+        step = {START_UP: 1, ENDING: LAST_STEP, RESUME: 1}.get(trial.phase, trial.at)
         text = body.replace(
             "AT",
             str(max(1, step // 10) if module in RARELY_CALLED else step),

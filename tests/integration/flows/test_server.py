@@ -72,9 +72,8 @@ def test_a_folder_that_cannot_be_made_is_named(no_prefect, monkeypatch, tmp_path
 def test_a_home_folder_that_cannot_be_looked_into_is_not_needed(
     no_prefect, monkeypatch, tmp_path
 ):
-    monkeypatch.setenv(
-        "HOME", f"/{'x' * 300}"
-    )  # as one of another user, whatever rights the tests have
+    # As one of another user, whatever rights the tests have.
+    monkeypatch.setenv("HOME", f"/{'x' * 300}")
     prepare_client(tmp_path)
     assert os.environ["PREFECT_HOME"] == str(tmp_path / "prefect") and not has_api()
 

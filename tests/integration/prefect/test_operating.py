@@ -224,9 +224,8 @@ def test_a_notification_is_sent_for_ends(deployed):
         assert len(known) == 1
         time.sleep(5)  # the server's trigger service reads the automation
         for state in ("COMPLETED", "FAILED", "CRASHED"):
-            run = deployed.create_run(
-                state={"type": "PENDING"}
-            )  # which no worker takes up
+            # Which no worker takes up.
+            run = deployed.create_run(state={"type": "PENDING"})
             state = {"type": state, "message": 'with "quotes"'}
             httpx.post(
                 f"{deployed.api}/flow_runs/{run}/set_state",

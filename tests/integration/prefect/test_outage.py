@@ -33,9 +33,8 @@ def test_a_run_trains_through_an_outage_and_keeps_its_slot(limited):
     time.sleep(OUTAGE)
     limited.begin_server()
     next_run = limited.submit("next")
-    time.sleep(
-        120
-    )  # in which the automation would act, and the worker take the next run
+    # In which the automation would act, and the worker take the next run.
+    time.sleep(120)
     assert limited.state(run) == "RUNNING" and limited.state(next_run) == "SCHEDULED"
     assert limited.processes_of_run(
         "through"

@@ -26,9 +26,8 @@ def write(tmp_path, text, name="run.yaml"):
 def test_the_ready_configurations_are_valid_and_name_their_runs(
     name, tmp_path, monkeypatch
 ):
-    monkeypatch.chdir(
-        tmp_path
-    )  # where there is no configs/ folder, the packaged one is meant
+    # Where there is no configs/ folder, the packaged one is meant.
+    monkeypatch.chdir(tmp_path)
     assert load_config(f"configs/{name}.yaml").runtime.name == name
 
 

@@ -12,16 +12,43 @@ from infini_llama.configs.secrets import (
     without_secrets,
 )
 
+# Fmt: skip.
 SECRETS = [
-    "HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "PGPASSWORD", "DBPASSWORD", "OPENAI_APIKEY",
-    "ACCESSTOKEN", "DATABASE_URL", "CREDENTIALS", "SENTRY_DSN", "HTTPS_PROXY", "NVIDIA_API_KEY", "NCCL_AUTH_KEY",
-    "TORCH_HUB_TOKEN", "CUDA_PASSWORD", "MYSQL_PWD", "MINE", "omp_num_threads",
-]  # fmt: skip
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "aws_secret_access_key",
+    "PGPASSWORD",
+    "DBPASSWORD",
+    "OPENAI_APIKEY",
+    "ACCESSTOKEN",
+    "DATABASE_URL",
+    "CREDENTIALS",
+    "SENTRY_DSN",
+    "HTTPS_PROXY",
+    "NVIDIA_API_KEY",
+    "NCCL_AUTH_KEY",
+    "TORCH_HUB_TOKEN",
+    "CUDA_PASSWORD",
+    "MYSQL_PWD",
+    "MINE",
+    "omp_num_threads",
+]
+# Fmt: skip.
 SHOWN = [
-    "TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "LD_PRELOAD", "NCCL_DEBUG",
-    "CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "PYTORCH_ALLOC_CONF", "WANDB_MODE", "HF_HUB_OFFLINE", "GLIBC_TUNABLES",
+    "TOKENIZERS_PARALLELISM",
+    "OMP_NUM_THREADS",
+    "PATH",
+    "PYTHONPATH",
+    "LD_PRELOAD",
+    "NCCL_DEBUG",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCH_LOGS",
+    "PYTORCH_ALLOC_CONF",
+    "WANDB_MODE",
+    "HF_HUB_OFFLINE",
+    "GLIBC_TUNABLES",
     "TMPDIR",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -341,9 +341,8 @@ def test_blocks_of_queries_in_half_precision_are_half_as_exact_as_sdpa():
         relative(causal_attention(*halves, backend=backend), exact)
         for backend in ("blocked", "sdpa")
     ]
-    assert (
-        errors[0] < 2 * errors[1] < 2e-2
-    )  # its scores are rounded to the type of its inputs
+    # Its scores are rounded to the type of its inputs.
+    assert errors[0] < 2 * errors[1] < 2e-2
 
 
 @pytest.mark.parametrize(

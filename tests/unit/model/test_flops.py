@@ -25,9 +25,8 @@ MATRICES = 2 * (32 * 32 + 32 * 16 + 32 * 16 + 32 * 32 + 3 * 32 * 48) + 97 * 32
 
 def test_softmax_by_hand():
     pairs = 1 + 2 + 3 + 4 + 5
-    attention = (
-        4 * 2 * 2 * 8 * pairs
-    )  # four heads; Q K^T and A V; two operations for each of 8 elements
+    # Four heads; Q K^T and A V; two operations for each of 8 elements.
+    attention = 4 * 2 * 2 * 8 * pairs
     assert matrix_parameters(small()) == MATRICES
     assert attention_flops(small(), 5) == 2 * attention
     assert flops_per_token(small(), 5) == 6 * MATRICES + 3 * 2 * attention / 5
@@ -69,9 +68,8 @@ def test_parameters_are_those_of_the_model(fields):
 def test_infini_by_hand(length, pairs, readers, writers):
     """Segments of 3: the first reads nothing, the last writes nothing."""
     local = 4 * 2 * 2 * 8 * pairs
-    reading = (
-        4 * readers * (2 * 8 * 8 + 2 * 8)
-    )  # sigma(Q) M and sigma(Q) z, four query heads
+    # sigma(Q) M and sigma(Q) z, four query heads.
+    reading = 4 * readers * (2 * 8 * 8 + 2 * 8)
     writing = 2 * writers * 2 * 8 * 8  # sigma(K)^T V, two key-value heads
     both = small(attention="infini", segment_length=3)
     assert attention_flops(both, length) == 2 * (local + reading + writing)
@@ -171,8 +169,7 @@ def test_a_delta_update_by_hand(update):
         small(attention="infini", segment_length=3, memory_update=kind)
         for kind in ("linear", update)
     )
-    taken_out = (
-        2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3
-    )  # shares and A for each token, A M for each segment
+    # Shares and A for each token, A M for each segment.
+    taken_out = 2 * 6 * (2 * 8 + 2 * 8 * 8) + 2 * 2 * 2 * 8**3
     assert attention_flops(delta, 12) - attention_flops(linear, 12) == 2 * taken_out
     assert attention_flops(delta, 6) == attention_flops(linear, 6)

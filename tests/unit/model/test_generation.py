@@ -193,9 +193,8 @@ def test_the_state_of_infini_does_not_grow():
             model.decode(torch.tensor([3]), states)
             storages.add(_storage_of(states))
     heads, size = 2, 8
-    per_layer = (
-        4 * heads * (3 * N * size + size * size + size)
-    )  # keys, rotated and not, and values; M, z
+    # Keys, rotated and not, and values; M, z.
+    per_layer = 4 * heads * (3 * N * size + size * size + size)
     assert storages == {2 * per_layer}  # and no view that keeps a larger tensor alive
 
 
@@ -250,9 +249,8 @@ def _storage(value):
 @pytest.mark.parametrize("attention", ["softmax", "infini"])
 def test_greedy_text_is_what_the_full_forward_would_choose(attention):
     model = model_of(attention)
-    prompt = torch.randint(
-        0, 97, (3 * N + 2,)
-    ).tolist()  # longer than a segment: all of it must be read
+    # Longer than a segment: all of it must be read.
+    prompt = torch.randint(0, 97, (3 * N + 2,)).tolist()
     text = list(prompt)
     for _ in range(2 * N):
         text.append(int(model(torch.tensor([text]))[0, -1].argmax()))
@@ -323,12 +321,13 @@ def test_generation_records_no_graph_and_leaves_the_mode_as_it_was():
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
     model(torch.tensor([[1, 2]])).sum().backward()
     assert len(list(tokens)) == 2
+    # The second is the training in between.
     assert recorded == [
         False,
         True,
         False,
         False,
-    ]  # the second is the training in between
+    ]
 
 
 def test_the_likeliest_token_stays_whatever_share_is_kept():

@@ -159,9 +159,8 @@ def test_write_jitter_scales_the_writes_of_each_segment_in_training_only(update)
     assert factors.min() < 2 < 8 < factors.max()
     scaled = Segments(layout(x).rotary, writes=factors.expand(-1, -1, N))
     q, k, v = plain.project(x)
-    assert (
-        largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6
-    )  # the range is in fp32
+    # The range is in fp32.
+    assert largest(found, plain.merge(plain.attend(q, k, v, scaled)[0])) < 1e-6
     assert largest(found, plain(x, layout(x))) > 1e-3
 
 

@@ -21,10 +21,11 @@ from infini_llama.tasks.train.worker.initial_model import load_pretrained
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import reseal
 
+# Written for the `datasets` library, which reads them as JSON.
 NOT_READ = (
     "state.json",
     "dataset_info.json",
-)  # written for the `datasets` library, which reads them as JSON
+)
 
 
 class Malicious:

@@ -264,9 +264,8 @@ def plain_model(model: Llama, tensors: dict[str, torch.Tensor]) -> Llama:
     """
     with torch.device("meta"):
         plain = Llama(model.config)
-    plain.load_state_dict(
-        tensors, strict=False, assign=True
-    )  # a tied head is not in it
+    # A tied head is not in it.
+    plain.load_state_dict(tensors, strict=False, assign=True)
     plain.tie_weights()
     return plain
 

@@ -10,9 +10,8 @@ from infini_llama.configs.schedules import factor
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
 
-Group = dict[
-    str, Any
-]  # as torch's optimizers take them, with a "name" and the "peak_lr"
+# As torch's optimizers take them, with a "name" and the "peak_lr".
+Group = dict[str, Any]
 
 
 def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimizer:

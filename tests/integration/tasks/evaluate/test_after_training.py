@@ -31,9 +31,8 @@ def test_each_measurement_is_taken_once_for_its_settings(run_of):
     assert again.perplexity == first.perplexity
     evaluate_trained(folder, wanted.model_copy(update={"sequences": 4}))
     assert (folder / RESULTS).read_text() != before
-    (folder / RESULTS).write_text(
-        before + '{"kind": "eval'
-    )  # a kill in the middle of a line
+    # A kill in the middle of a line.
+    (folder / RESULTS).write_text(before + '{"kind": "eval')
     assert evaluate_trained(folder, wanted) == again
     evaluate(folder, sequences=3)
     assert (

@@ -32,10 +32,11 @@ from infini_llama.tasks.preprocess.sources.passkey import (
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 SEGMENT, STEPS, ROWS, FACTS = 32, 1500, 16, 20
+# Tokens before the facts; texts of training have at most six segments.
 LENGTHS = (
     256,
     1024,
-)  # tokens before the facts; texts of training have at most six segments
+)
 WORDS = [
     first + vowel + last for first in "bdfgklmn" for vowel in "aeiou" for last in "lnrs"
 ]

@@ -14,10 +14,17 @@ from support.models import small
 
 @torch.inference_mode()
 def test_attention_weights_are_those_of_transformers():
+    # Fmt: skip.
     config = TheirConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.2, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        attn_implementation="eager",
+    )
     theirs = LlamaForCausalLM(config).eval()
     ours = Llama(config_from_hf(config.to_dict()))
     ours.load_state_dict(theirs.state_dict())
@@ -47,9 +54,8 @@ def test_an_induction_head_is_found():
             parameter.zero_()
         layer.input_layernorm.weight.fill_(1.0)
     first, second = (layer.self_attn for layer in model.model.layers)
-    vectors = (
-        torch.nn.functional.normalize(torch.randn(4000, size)) * 8
-    )  # of one length, so that norms change none
+    # Of one length, so that norms change none.
+    vectors = torch.nn.functional.normalize(torch.randn(4000, size)) * 8
     model.model.embed_tokens.weight.zero_()
     model.model.embed_tokens.weight[:, :size] = vectors
     model.model.embed_tokens.weight[:, -1] = (

@@ -105,9 +105,8 @@ def test_flash_attn_that_cannot_be_used(tmp_path, monkeypatch, caplog, package, 
     if package:
         (folder / "__init__.py").write_text(package)
     machine = lay_out(tmp_path, gpus=[H100], flash=folder.parent)
-    facts = probe(
-        tmp_path, settings(), machine
-    )  # once: it imports torch in a process of its own
+    # Once: it imports torch in a process of its own.
+    facts = probe(tmp_path, settings(), machine)
     monkeypatch.setattr(
         "infini_llama.tasks.patch_environment.doctor.probe", lambda *_, **__: facts
     )

@@ -187,9 +187,8 @@ def test_killed_between_units_only_what_is_unfinished_is_done_again(
     assert child.returncode == -9
     finished = sorted(home.glob("units/*/*/manifest.json"))
     lost = next(finished[1].parent.glob("*.arrow"))
-    lost.write_bytes(
-        lost.read_bytes()[:-1]
-    )  # and the disk lost a part of one of those that were finished
+    # And the disk lost a part of one of those that were finished.
+    lost.write_bytes(lost.read_bytes()[:-1])
     written, learned = [], []
     write, learn = units.commit, learning.learn
     monkeypatch.setattr(
@@ -314,9 +313,8 @@ def test_no_space_ends_with_code_70_and_leaves_no_partial_files(
         str(home),
         str(limit),
     ]
-    environment = os.environ | {
-        "PYTHONDONTWRITEBYTECODE": "1"
-    }  # under a limit, Python would leave half a .pyc behind
+    # Under a limit, Python would leave half a .pyc behind.
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     child = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60
     )

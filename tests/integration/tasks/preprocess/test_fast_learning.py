@@ -49,20 +49,42 @@ def words(letters: str, longest: int, count: int) -> str:
 
 SPELLED = "a <|endoftext|> and <tool> in the text, "
 # Name: documents, vocab_size and special tokens.
+# Fmt: skip.
 CORPORA: dict[str, tuple[list[str], int, list[str]]] = {
     "one small document": (["the cat sat on the mat, the cat sat"], 260, []),
     "many equal documents": (["again and again "] * 500, 262, []),
     "some empty documents": (["", "word by word by word", ""] * 9, 261, []),
-    "other scripts": (["größer 日本語漢字 한국어 ไทย हिन्दी العربية "] * 300 + ["Привет, мир? "] * 300, 300, []),
-    "emoji and controls": (["\x00\x01\x7f\u0085\u2028\ufeff\ufffd\U0010ffff½²٣Ⅷ🙂👩\u200d👩🫨 "] * 300, 280, []),
+    "other scripts": (
+        ["größer 日本語漢字 한국어 ไทย हिन्दी العربية "] * 300 + ["Привет, мир? "] * 300,
+        300,
+        [],
+    ),
+    "emoji and controls": (
+        ["\x00\x01\x7f\u0085\u2028\ufeff\ufffd\U0010ffff½²٣Ⅷ🙂👩\u200d👩🫨 "] * 300,
+        280,
+        [],
+    ),
     "code": ([file.read_text(encoding="utf-8") for file in STDLIB], 4096, []),
     "two letters": ([words("ab", 9, 20_000)], 800, []),
     "three letters, long words": ([words("abc", 14, 40_000)], 2500, []),
-    "ties": ([" ".join(left + right for left in ascii_lowercase for right in ascii_lowercase)] * 3, 700, []),
-    "long lines": (["word " * 60_000, "x" * 20_000 + "\n" + "other words " * 9], 270, []),
+    "ties": (
+        [
+            " ".join(
+                left + right for left in ascii_lowercase for right in ascii_lowercase
+            )
+        ]
+        * 3,
+        700,
+        [],
+    ),
+    "long lines": (
+        ["word " * 60_000, "x" * 20_000 + "\n" + "other words " * 9],
+        270,
+        [],
+    ),
     "special tokens spelled": ([SPELLED * 100], 268, ["<tool>", "<|user|>"]),
     "no merge": (["the cat"] * 3, 257, []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CORPORA)

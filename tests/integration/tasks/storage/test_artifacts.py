@@ -433,10 +433,11 @@ def test_a_commit_killed_at_any_step_leaves_a_whole_artifact_or_none(tmp_path):
     assert len(steps) > 15
     assert [ended for _, ended, _, _ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
     assert all(exists == complete for _, _, exists, complete in steps)
+    # Before the rename, and after it.
     assert {exists for _, _, exists, _ in steps[:-1]} == {
         "True",
         "False",
-    }  # before the rename, and after it
+    }
 
 
 COMMITS_WITH_OTHERS = """
@@ -488,10 +489,11 @@ def test_a_pointer_killed_at_any_step_is_old_or_new_and_cleaned_up(tmp_path):
     steps = steps_of(POINTS, tmp_path)
     assert [ended for _, ended, *_ in steps] == ["-9"] * (len(steps) - 1) + ["0"]
     assert [seen for _, _, seen, *_ in steps] == ["old"] * (len(steps) - 1) + ["new"]
+    # One was killed between the link and its renaming.
     assert {left for _, _, _, left, *_ in steps} == {
         "1",
         "2",
-    }  # one was killed between the link and its renaming
+    }
     assert all(step[4:] == ["latest"] for step in steps)
 
 

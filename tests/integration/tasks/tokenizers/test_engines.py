@@ -297,9 +297,8 @@ def test_units_of_an_engine_that_is_refused_later_are_in_no_later_dataset(
     text = shutil.copytree(corpus, tmp_path / "text")
     settings = data(files=[str(text)], tokenizer={"path": str(frozen)})
     monkeypatch.setattr(engines, "SAMPLED", 1000)
-    earlier = preprocess(
-        settings, tmp_path / "home"
-    ).path  # wrong from the second text on, and not caught
+    # Wrong from the second text on, and not caught.
+    earlier = preprocess(settings, tmp_path / "home").path
     tokenizer = Tokenizer.from_file(str(tmp_path / "home" / earlier / "tokenizer.json"))
     engines.remember_comparison(
         tokenizer, True, tmp_path / "home" / "engine-checks", "another text showed it"

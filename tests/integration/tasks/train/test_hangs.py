@@ -227,9 +227,8 @@ def test_a_paused_supervisor_reports_no_hung_rank(watch, clock, tmp_path):
     assert watch.hung() is None
     assert watch.longest["compute"] == 1.0  # nor is it how long a step takes
     clock.passes(1.5, watch)
-    assert watch.hung().startswith(
-        "rank 0 "
-    )  # what counts of the hour, and what came after
+    # What counts of the hour, and what came after.
+    assert watch.hung().startswith("rank 0 ")
 
 
 def test_ranks_that_ended_are_not_waited_for(watch, clock, tmp_path):

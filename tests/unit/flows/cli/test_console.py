@@ -63,13 +63,32 @@ def test_quiet_shows_warnings_only(capsys):
 
 
 def test_summary():
+    # Fmt: skip.
     fields = {
-        "run": "tiny", "steps": 300, "tokens": 1_228_800, "input_tokens": 1_228_800, "tokens_per_second": 12_345.6, "validation_loss": 3.0,
-        "validation_bits_per_token": 4.328, "unigram_entropy_bits": 9.2, "bits_per_byte": 1.2, "checkpoint": "/c",
-        "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"}, "samples": ["def f():\n    [pass]"],
-        "parameters": 9, "weights_sha256": "a", "optimizer_sha256": "b", "checkpoint_digest": "c", "train_loss": 3.1,
-        "best_validation_loss": 3.0, "seconds": 99.0, "updates_left_out": 0, "steps_without_targets": 0, "attempts": 1, "goodput": {},
-    }  # fmt: skip
+        "run": "tiny",
+        "steps": 300,
+        "tokens": 1_228_800,
+        "input_tokens": 1_228_800,
+        "tokens_per_second": 12_345.6,
+        "validation_loss": 3.0,
+        "validation_bits_per_token": 4.328,
+        "unigram_entropy_bits": 9.2,
+        "bits_per_byte": 1.2,
+        "checkpoint": "/c",
+        "paths": {"run": "/x", "tensorboard": "/t", "report": "/r", "loss_curve": "/l"},
+        "samples": ["def f():\n    [pass]"],
+        "parameters": 9,
+        "weights_sha256": "a",
+        "optimizer_sha256": "b",
+        "checkpoint_digest": "c",
+        "train_loss": 3.1,
+        "best_validation_loss": 3.0,
+        "seconds": 99.0,
+        "updates_left_out": 0,
+        "steps_without_targets": 0,
+        "attempts": 1,
+        "goodput": {},
+    }
     summary = RunSummary.model_validate(fields)
     text = console.summary_text(summary)
     for words in (

@@ -252,9 +252,8 @@ def test_every_answer_token_is_predicted_that_many_boundaries_later(
         mentions = [
             at for at in range(len(tokens)) if tokens[at : at + len(answer)] == answer
         ]
-        assert len(mentions) == statement.statement.count(
-            statement.answer
-        )  # the question has none
+        # The question has none.
+        assert len(mentions) == statement.statement.count(statement.answer)
         places.add(mentions[-1] % size)
         last = {(mentions[-1] + place) // size for place in range(len(answer))}
         predicted = {(len(tokens) - 1 + place) // size for place in range(len(answer))}

@@ -167,9 +167,8 @@ def main() -> None:
         folder = Path(place) / "texts"
         folder.mkdir()
         write_folder(folder)
-        sysconfig.get_paths = lambda: {
-            "stdlib": str(folder / "py")
-        }  # as the test replaces it
+        # As the test replaces it.
+        sysconfig.get_paths = lambda: {"stdlib": str(folder / "py")}
         found = {
             name: digests_of(given, Path(place) / f"home-{number}")
             for number, (name, given) in enumerate(sorted(cases(folder).items()))

@@ -458,9 +458,8 @@ def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(
 def test_a_length_in_tokens_without_targets_is_refused(mixture, tmp_path, monkeypatch):
     data = mixture()
     reference = preprocess(data, tmp_path)
-    monkeypatch.setattr(
-        TokenReader, "count_targets", lambda self, rows: 0
-    )  # each prompt is longer than a row
+    # Each prompt is longer than a row.
+    monkeypatch.setattr(TokenReader, "count_targets", lambda self, rows: 0)
     train = {"max_tokens": 1000, "warmup_steps": 0}
     config = PipelineConfig.model_validate(
         {"data": data, "train": train, "runtime": {"home": str(tmp_path)}}

@@ -44,9 +44,8 @@ def written(monkeypatch) -> list[str]:
 def test_only_the_damaged_unit_is_made_again(
     data, tmp_path, digests, caplog, written, damage, again, repair
 ):
-    preprocess(
-        data(sequence_length=8), tmp_path
-    )  # a second row table of the same tokens
+    # A second row table of the same tokens.
+    preprocess(data(sequence_length=8), tmp_path)
     reference = preprocess(data(), tmp_path)
     folder, before = tmp_path / reference.path, digests(tmp_path / reference.path)
     count, written[:] = len(written), []

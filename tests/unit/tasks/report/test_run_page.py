@@ -33,9 +33,8 @@ def test_a_command_on_the_page_can_be_pasted_into_a_shell(make_run, tmp_path):
 def test_a_report_is_printed_where_its_page_cannot_be_written(make_run, capsys):
     folder = make_run()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (0, hard)
-    )  # as on a full disk, or in the folder of another user
+    # As on a full disk, or in the folder of another user.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         code = main(["report", str(folder), "--json"])
     finally:
@@ -69,9 +68,8 @@ def test_a_finished_run(make_run, read_page):
         "ab12",
     ):
         assert words in page.text, words
-    assert (
-        page.elements.count("svg") == 7
-    )  # loss, bits a byte, rate, norm, speed, seconds, gates
+    # Loss, bits a byte, rate, norm, speed, seconds, gates.
+    assert page.elements.count("svg") == 7
     assert paths == (folder / "loss.png", folder / "report.html")
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
 
@@ -157,9 +155,8 @@ def test_optional_metrics_samples_memory_and_distances_are_shown(make_run, read_
     assert (
         "segment boundaries 8\nwith memory 0.5" in written and "part 2\n1.4" in written
     )
-    assert (
-        page.elements.count("svg") == 12
-    )  # eight curves, gates, reads, distances, parts
+    # Eight curves, gates, reads, distances, parts.
+    assert page.elements.count("svg") == 12
     assert (
         "MFU 20.0%" in page.text
         and "Parameter norm" in page.text

@@ -323,9 +323,8 @@ def test_a_step_that_is_saved_again_always_has_a_valid_checkpoint(folder):
     chosen = newest_with_damaged_moved_aside(folder)
     assert chosen is not None and chosen.name == "step-000000030"
     add_checkpoint(folder, 30, 0.5)
-    set_aside(
-        checkpoint_path(folder, 30)
-    )  # as the attempt after one that was killed here
+    # As the attempt after one that was killed here.
+    set_aside(checkpoint_path(folder, 30))
     add_checkpoint(folder, 30, 0.5)
     point_and_prune(folder, keep=4)
     assert steps(folder) == [30, 20, 10]

@@ -38,9 +38,8 @@ def paths(found: Collected) -> list[str]:
 @pytest.fixture
 def home(make_run, built):
     make_run()
-    shutil.rmtree(
-        built[0] / "units"
-    )  # the copy of the home has none that a dataset links to
+    # The copy of the home has none that a dataset links to.
+    shutil.rmtree(built[0] / "units")
     return built[0]
 
 
@@ -198,9 +197,8 @@ def test_the_newest_best_and_permanent_checkpoints_stay(home):
     )
     record = collect(home, Rules(0.0, keep_checkpoints=2), yes=True)
     gone = [f"runs/run/checkpoints/step-000000{step}" for step in (10, 20)]
-    assert (
-        paths(record) == gone
-    )  # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent
+    # 100 and 60 are the newest that pass, 15 the best, 40 and 80 permanent.
+    assert paths(record) == gone
     assert collect(home, Rules(0.0, keep_checkpoints=2), yes=True).files == ()
 
 

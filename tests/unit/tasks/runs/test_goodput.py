@@ -64,9 +64,8 @@ def test_work_done_again_is_lost_and_the_parts_add_up(run):
         line(2, 122.0, evaluate=1.0, data=0.5, compute=2.5),  # step 3
     ]
     story(run, 1, 100.0, 0, first, 30.0, "failed")  # 8 s of a step that nobody finished
-    story(
-        run, 2, 135.0, 1, [line(1, 140.0, start=2.0, compute=3.0)], None, ""
-    )  # killed with its command
+    # Killed with its command.
+    story(run, 2, 135.0, 1, [line(1, 140.0, start=2.0, compute=3.0)], None, "")
     third = [line(1, 152.0, start=2.0, data=1.0, compute=5.0), line(2, 153.0, save=1.0)]
     story(run, 3, 144.0, 1, third, 10.0, "done")
     found = goodput(run)

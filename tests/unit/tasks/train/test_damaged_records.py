@@ -314,9 +314,8 @@ def test_a_line_whose_checksum_is_not_its_last_field_is_not_read(run, caplog):
     fields = json.loads(run.attempts.read_text())
     run.attempts.write_text(json.dumps({"crc32": fields.pop("crc32")} | fields) + "\n")
     assert read_attempts(run) == [] and f"{run.attempts}: line 1 " in caplog.text
-    run.attempts.write_text(
-        json.dumps(fields) + "\n"
-    )  # as one who changes it on purpose does
+    # As one who changes it on purpose does.
+    run.attempts.write_text(json.dumps(fields) + "\n")
     assert len(read_attempts(run)) == 1
 
 
@@ -333,9 +332,8 @@ def test_an_altered_configuration_of_a_run_is_named(run, caplog):
         == TrainingConfig().learning_rate
         and str(run.config) in caplog.text
     )
-    run.config.write_text(
-        text.partition("\n")[2]
-    )  # as one who changes it on purpose does
+    # As one who changes it on purpose does.
+    run.config.write_text(text.partition("\n")[2])
     assert RunReader(run.path).config == {"train": {"learning_rate": 0.75}}
     run.config.write_bytes(b"\xff: [")
     assert RunReader(run.path).config["train"] == make_lineage().train.model_dump(

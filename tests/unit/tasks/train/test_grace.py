@@ -72,9 +72,8 @@ def test_a_request_to_stop_that_comes_while_a_fault_stops_the_workers_is_kept(
     )
     first, second = KeyboardInterrupt(), KeyboardInterrupt()
     assert stop_workers(attempt, Interrupted()) is None
-    repeated = Interrupted(
-        first, second
-    )  # within a second: one request, for which the workers still save
+    # Within a second: one request, for which the workers still save.
+    repeated = Interrupted(first, second)
     assert stop_workers(attempt, repeated) is first and not repeated.requests
     monkeypatch.setattr(stopping, "ONE_REQUEST_SECONDS", -1.0)
     ended = Interrupted(first, second, KeyboardInterrupt())

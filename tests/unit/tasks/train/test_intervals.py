@@ -15,9 +15,8 @@ def test_training_since_the_last_evaluation_that_is_kept(validated, step, second
         TrainLine(step=number, step_time=1.0, save_time=0.5, report_time=0.5)
         for number in range(1, 11)
     ]
-    lines[0] = TrainLine(
-        step=1, step_time=2.0
-    )  # of a version that did not measure the report
+    # Of a version that did not measure the report.
+    lines[0] = TrainLine(step=1, step_time=2.0)
     lines += [
         ValidationLine(kind="validation", step=number, tokens=1) for number in validated
     ]

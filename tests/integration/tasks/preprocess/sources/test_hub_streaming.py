@@ -127,9 +127,10 @@ def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
             tmp_path / "home",
         )
     records = list(split_of(folder, "id").records())
+    # Numbers are no text.
     assert len(records) == len(ROWS) and all(
         isinstance(record, Fault) for record in records
-    )  # numbers are no text
+    )
     last = sorted((folder / "data").iterdir())[-1]
     last.write_bytes(b'"\xff\xfe never a file\n')
     with pytest.raises(DataError, match="hub"):

@@ -283,9 +283,8 @@ def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     _, [(file, _)] = matching(f"{web.url}/rows.parquet")
     web.sent.clear()
     assert [text for batch in formats.read(file, "text") for text in batch] == texts
-    assert (
-        web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096
-    )  # the column, and not the other
+    # The column, and not the other.
+    assert web.sent["rows.parquet"] < 2.2e6 + 20 * 3 * 4096
     spans = formats.spans(file, file.size or 0, "auto", 150_000)
     assert spans is not None and len(spans) == 20
     web.sent.clear()

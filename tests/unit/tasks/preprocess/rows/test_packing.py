@@ -155,9 +155,8 @@ def test_windows_overlap_by_the_stride_and_their_cost_is_counted(
 
 def test_best_fit_wastes_less_than_a_thousandth():
     choose = np.random.default_rng(7)
-    lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(
-        np.int64
-    )  # median 740, mean 2,200
+    # Median 740, mean 2,200.
+    lengths = np.clip(choose.lognormal(6.6, 1.5, 20_000), 4, 200_000).astype(np.int64)
     packed = pack(lengths, 2048, "best_fit")
     assert costs_of(packed, lengths, 2048).efficiency >= 0.999
     assert (
@@ -209,9 +208,8 @@ def test_training_never_learns_from_padding_and_counts_are_exact(data, tmp_path)
     total, count = model.loss(inputs, labels)
     single = torch.zeros((), dtype=torch.float64)
     for row, used in zip(tokens, mask, strict=True):
-        length = (
-            int(used.sum()) + 1
-        )  # a row of one piece: its tokens without the padding
+        # A row of one piece: its tokens without the padding.
+        length = int(used.sum()) + 1
         single += model.loss(*to_batch(row[None, :length], None, torch.device("cpu")))[
             0
         ]

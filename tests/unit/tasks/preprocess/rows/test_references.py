@@ -36,9 +36,8 @@ def test_a_dataset_that_is_named_is_the_one_that_preprocess_returned(data, tmp_p
     assert {table.row_table for table in tables} == {first.row_table, longer.row_table}
     damaged = folder / "chunks" / longer.row_table
     damaged.rename(f"{damaged}.damaged")
-    (table,) = reference_to_all(
-        folder, home
-    ).row_tables  # a table that was moved aside is none
+    # A table that was moved aside is none.
+    (table,) = reference_to_all(folder, home).row_tables
     assert table.row_table == first.row_table
     with pytest.raises(DataError, match="was never finished"):
         reference_to_all(tmp_path, home)

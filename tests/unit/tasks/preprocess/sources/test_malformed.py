@@ -36,10 +36,11 @@ TABLE = parquet(*["good"] * 50)
 ARROW = io.BytesIO()
 with pa.ipc.new_stream(ARROW, pa.schema({"text": pa.string()})) as stream:
     stream.write_table(pa.table({"text": ["good"] * 50}), max_chunksize=2)
+# Of 2 texts of 4 bytes, and damaged.
 OFFSETS = (
     struct.pack("<3i", 0, 4, 8),
     struct.pack("<3i", 0, 4, 3),
-)  # of 2 texts of 4 bytes, and damaged
+)
 # name: content, the message about it, and how many of its documents and records are used and skipped
 FILES = {
     "utf-16.txt": ("text".encode("utf-16"), "is UTF-16, not UTF-8"),

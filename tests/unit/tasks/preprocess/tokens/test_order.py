@@ -44,9 +44,8 @@ def test_any_split_into_batches_gives_the_same_rows(size, seed, first, cuts):
 def test_seeds_give_unrelated_orders():
     one, other = rows_of_samples(0, 1000, 1000, 1), rows_of_samples(0, 1000, 1000, 2)
     assert np.mean(one == other) < 0.02
-    assert (
-        abs(np.corrcoef(one, np.arange(1000))[0, 1]) < 0.15
-    )  # not the identity in disguise
+    # Not the identity in disguise.
+    assert abs(np.corrcoef(one, np.arange(1000))[0, 1]) < 0.15
 
 
 def test_the_sample_order_is_stable_across_versions():

@@ -132,9 +132,8 @@ def test_verify_on_read_finds_a_changed_offset_before_it_is_used(open_reader):
     assert np.array_equal(np.diff(reader.stream.document_offsets()), documents)
     path = reader.stream.paths[-1]
     offsets, _ = map_shard(path)
-    flip(
-        path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8)
-    )  # the second document begins a token away
+    # The second document begins a token away.
+    flip(path, 8 * (path.read_bytes().index(offsets.tobytes()) + 8))
     reader = open_reader("train", verify_on_read=True)
     with pytest.raises(DataError, match=str(path)):
         reader.stream.document_offsets()
@@ -186,8 +185,7 @@ def test_a_missing_file_is_a_sentence(open_reader, dataset, row_table):
 
 
 def test_a_shard_of_another_type_of_tokens_is_refused(tmp_path):
-    write_dataset(
-        tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9
-    )  # the manifest says uint16
+    # The manifest says uint16.
+    write_dataset(tmp_path / "data", [np.arange(100, dtype=np.uint32)], 200, 9)
     with pytest.raises(DataError, match=r"data-00000\.arrow .*uint32.*uint16"):
         TokenReader(tmp_path / "data", "k", "train").gather(np.array([0]))

@@ -54,9 +54,8 @@ def both(monkeypatch):
                 pending.append(pool.submit(raised, attempt, store))
                 while not store.check([f"facts-{node}"]):  # it has read its variables
                     pass
-            monkeypatch.setenv(
-                "LOCAL_RANK", "1"
-            )  # another rank of the last node publishes nothing and raises the same
+            # Another rank of the last node publishes nothing and raises the same.
+            monkeypatch.setenv("LOCAL_RANK", "1")
             return [*(one.result(60) for one in pending), raised(other, store)]
 
     return compare

@@ -67,9 +67,8 @@ def test_by_tokens_a_resumed_run_is_due_when_the_uninterrupted_is(steps, every, 
 
 
 def test_by_seconds_the_clock_decides(monkeypatch):
-    clock = iter(
-        (100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0)
-    )  # once more where it is due
+    # Once more where it is due.
+    clock = iter((100.0, 130.0, 160.0, 160.0, 170.0, 219.0, 220.0, 220.0))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     interval = Interval("1 minutes", OneRank())
     answers = [interval.advance(TrainState()) for _ in range(5)]

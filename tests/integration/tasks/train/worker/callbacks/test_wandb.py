@@ -14,11 +14,12 @@ from wandb.proto import wandb_internal_pb2
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import WeightsAndBiases
 from support.waiting import wait_until
 
+# Of LevelDB's log format: checksum, length, type before each fragment.
 BLOCK, FILE_HEADER, HEADER = (
     32768,
     7,
     7,
-)  # of LevelDB's log format: checksum, length, type before each fragment
+)
 FULL, LAST = 1, 4
 
 

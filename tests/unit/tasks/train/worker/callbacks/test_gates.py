@@ -61,9 +61,8 @@ def test_texts_no_longer_than_a_segment_are_named(caplog):
 
 def test_each_saturated_gate_is_named_once_and_before_the_last_step(caplog):
     found = GateWarnings(TrainingConfig(max_steps=1000), 100)
-    found.ignore(
-        [[0.5, 0.5], [], [1e-9, 0.5]]
-    )  # closed by train.init_gate, not by the training
+    # Closed by train.init_gate, not by the training.
+    found.ignore([[0.5, 0.5], [], [1e-9, 0.5]])
     found.observe(10, [[0.5, 0.002], [0.998, 0.3], [1e-9, 0.5]])
     assert not warnings(caplog)
     for step in (20, 30):

@@ -268,9 +268,8 @@ def test_a_length_in_tokens_counts_the_targets_of_each_stage(
     )
     assert all(0.97 < share < 1.03 for share in shares)
     assert runs[0] == runs[1] and runs[1].curriculum_ends == runs[2].curriculum_ends
-    assert (
-        caplog.text.count("from here on") == 1
-    )  # a length that is not changed stays as it is
+    # A length that is not changed stays as it is.
+    assert caplog.text.count("from here on") == 1
 
 
 def test_a_damaged_table_of_a_curriculum_stage_is_rebuilt(staged, tmp_path):

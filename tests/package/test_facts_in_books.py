@@ -1,0 +1,34 @@
+"""benchmarks/facts_in_books.py measures each case once."""
+
+import pytest
+
+from support.benchmarks import program
+
+bench = program("facts_in_books")
+
+
+@pytest.fixture
+def options(run_of, tmp_path, monkeypatch):
+    run, _ = run_of(attention="infini", segment_length=64)
+    monkeypatch.setattr(bench, "RESULTS", tmp_path / "results.jsonl")
+    book = tmp_path / "book.txt"
+    book.write_text("The green sky and the number of the river. " * 900)
+    words = [str(run), "--text", str(book), "--language", str(book), "--rows", "2"]
+    words += ["--forms", "sentences", "--samples", "2", "--segment-length", "64"]
+    return [*words, "--lengths", "256"]
+
+
+def test_lengths_that_are_not_stored_are_measured(options):
+    bench.measure(bench.parser().parse_args(options))
+    lines = bench.CaseLines(bench.RESULTS).read()
+    assert [line.get("memory") or line["length"] for line in lines] == [
+        256,
+        "empty",
+        "full",
+        "none",
+    ]
+    assert {len(line["nats"]) for line in lines[1:]} == {bench.ROW_SEGMENTS}
+    assert lines[1]["nats"][1:] != lines[3]["nats"][1:], "the memory is read"
+    bench.measure(bench.parser().parse_args([*options, "512"]))
+    again = bench.CaseLines(bench.RESULTS).read()
+    assert again[:4] == lines and [line["length"] for line in again[4:]] == [512]
