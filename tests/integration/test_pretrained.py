@@ -66,7 +66,7 @@ def shorten(written, folder, ranks, parallel):
             if "passkey" in source
             else {}
         )
-    config["data"]["sequence_length"] = 128
+    config["data"]["sequence_length"] = 256
     short = {
         "max_steps": 20,
         "global_batch_size": 2,
