@@ -23,7 +23,13 @@ from infini_llama.configs.text_formats import (
 )
 
 Form = Literal[
-    "passkey", "facts", "overwritten", "variables", "sentences", "niah_single"
+    "passkey",
+    "facts",
+    "overwritten",
+    "variables",
+    "sentences",
+    "several",
+    "niah_single",
 ]
 # An empty one would be the working directory.
 Pattern = Annotated[str, Field(min_length=1)]
@@ -58,8 +64,9 @@ class PasskeyConfig(Section):
         description="What is hidden. passkey: one number of five digits. facts: three things with "
         "a number each, of which one is asked for. overwritten: a number that is replaced by "
         "another, which is asked for. variables: a number that is asked for through two "
-        "assignments. sentences: one or two things with a number each, in one of five sentences, "
-        "mostly said once. niah_single: RULER's single needle, in its words.",
+        "assignments. sentences: the number of a thing, said once, in one of five sentences. "
+        "several: one to three of these, one after another; each is asked for, and with "
+        "loss_on: answer learned. niah_single: RULER's single needle, in its words.",
     )
     filler: Literal["repeated", "random", "files"] = fixed(
         default="repeated",

@@ -20,7 +20,7 @@ TEXT_SEGMENTS = 8
 TEXT_STEPS = 40
 KEY = 99_999
 # The end of each question, by form; the answer follows it.
-ANSWER_AFTER = {"passkey": QUESTION, "sentences": "? It is"}
+ANSWER_AFTER = {"passkey": QUESTION, "several": "? It is"}
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,16 @@ class Numbers:
 
 # From near numbers the memory is learned at all, from far ones to hold a number.
 NUMBERS = (
-    Numbers("near", "sentences", 3, True, 1.2),
-    Numbers("middle", "sentences", 6, True, 1.2),
-    Numbers("far", "sentences", ROW_SEGMENTS, True, 1.0),
+    Numbers("near", "several", 3, True, 1.2),
+    Numbers("middle", "several", 6, True, 1.2),
+    Numbers("far", "several", ROW_SEGMENTS, True, 1.0),
     Numbers("near-repeated", "passkey", 3, False, 1.0),
-    Numbers("far-repeated", "sentences", ROW_SEGMENTS, False, 0.6),
+    Numbers("far-repeated", "several", ROW_SEGMENTS, False, 0.6),
 )
 SEQUENCES = 6  # per step, with one of ordinary text
-# As a sequence of text has about as many targets as 150 answers, both have half of the loss.
-ANSWER_WEIGHT = 5
+# A step has some 45 answers of six tokens and a sequence of text: with this, both have half of the
+# loss.
+ANSWER_WEIGHT = 3
 
 
 def to_learn_a_memory(

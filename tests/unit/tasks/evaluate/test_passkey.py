@@ -605,26 +605,22 @@ def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
             )
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
-    assert all(is_last) == (form not in ("facts", "sentences")), (
+    assert all(is_last) == (form not in ("facts", "several")), (
         "of several facts, the place does not say which one is asked for"
     )
     assert len(ends) == 1
 
 
-def test_sentences_say_one_or_two_things_mostly_once_and_ask_for_either():
+def test_sentences_say_the_number_of_a_thing_once():
     facts = [sentences(Random(seed)) for seed in range(400)]
-    two = [fact for fact in facts if fact.others]
-    twice = [fact for fact in facts if fact.statement.count(fact.answer) == 2]
-    assert 150 < len(two) < 250 and 50 < len(twice) < 110
-    asked = {fact.question for fact in facts}
-    assert len(asked) > 80
-    said = {re.sub(r"\d+", "", fact.statement) for fact in facts if fact not in twice}
+    assert all(fact.statement.count(fact.answer) == 1 for fact in facts)
+    assert len({fact.question for fact in facts}) > 80
+    said = {re.sub(r"\d+", "", fact.statement) for fact in facts}
     about_the_key = {words for words in said if "pass key" in words}
     assert len(about_the_key) == len(SENTENCES)
-    for fact in two:
-        (other,) = fact.others
+    for fact in facts:
         subject = fact.question.removeprefix(" What is ").removesuffix("? It is")
-        assert subject in fact.statement.lower() and subject not in other.lower()
+        assert subject in fact.statement.lower()
 
 
 def test_random_filler_continues_where_what_is_hidden_interrupts_it(tokenizer):
