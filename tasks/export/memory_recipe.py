@@ -4,13 +4,19 @@ The recipe's measurements are in docs/infini-attention-results.md.
 """
 
 from dataclasses import dataclass
+from random import Random
 
 from tokenizers import Tokenizer
 
 from infini_llama.configs.reading import JsonObject
 from infini_llama.configs.schema import ModelConfig
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
-from infini_llama.tasks.preprocess.sources.passkey import FILLER, HEAD, HIDDEN, QUESTION
+from infini_llama.tasks.preprocess.sources.passkey import (
+    FILLER,
+    FORMS,
+    QUESTION,
+    Hidden,
+)
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 ROW_SEGMENTS = 12  # of the longest text from which the memory learns to hold a number
@@ -18,7 +24,7 @@ JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs
 LEARNING_STEPS = 700
 TEXT_SEGMENTS = 8
 TEXT_STEPS = 40
-KEY = 99_999
+DRAWN = 100  # texts, of which the longest is to fit
 # The end of each question, by form; the answer follows it.
 ANSWER_AFTER = {"passkey": QUESTION, "several": "? It is"}
 
@@ -43,8 +49,8 @@ class Numbers:
 
 # From near numbers the memory is learned at all, from far ones to hold a number.
 NUMBERS = (
-    Numbers("near", "several", 3, True, 1.2),
-    Numbers("middle", "several", 6, True, 1.2),
+    Numbers("near", "several", 4, True, 1.2),
+    Numbers("middle", "several", 7, True, 1.2),
     Numbers("far", "several", ROW_SEGMENTS, True, 1.0),
     Numbers("near-repeated", "passkey", 3, False, 1.0),
     Numbers("far-repeated", "several", ROW_SEGMENTS, False, 0.6),
@@ -103,11 +109,13 @@ def source_of(
 ) -> JsonObject:
     """The entry of data.sources, with as much filler as the segments hold."""
     segment = ModelConfig.model_validate(mapping["model"]).segment_length
-    around = HEAD + HIDDEN.format(key=KEY) + QUESTION + f" {KEY}."
     settings = TokenizerConfig.model_validate(mapping["data"]["tokenizer"])
     encoder = TextEncoder(tokenizer, settings.split_special_tokens)
     filler = len(encoder.encode(FILLER))
-    least = len(encoder.encode(around))
+    least = max(
+        len(encoder.encode(around_filler(FORMS[numbers.form](Random(seed)))))
+        for seed in range(DRAWN)
+    )
     most = max(1, (numbers.segments * segment - least) // filler)
     passkey: JsonObject = {"form": numbers.form, "documents": 6000, "repetitions": most}
     text: JsonObject = {}
@@ -122,6 +130,13 @@ def source_of(
         "weight": numbers.weight,
     }
     return {"name": numbers.name, "source": "passkey"} | text | task
+
+
+def around_filler(hidden: Hidden) -> str:
+    """A text to be trained on without its filler."""
+    statements = "".join(hidden.others) + hidden.statement
+    asked = f"{hidden.asked_before}{hidden.question} {hidden.answer}."
+    return hidden.head + statements + asked
 
 
 def to_read_text(mapping: dict[str, JsonObject]) -> dict[str, JsonObject]:
