@@ -38,7 +38,6 @@ def rank(update: str, length: int) -> None:
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     ranks.use_context_parallel(ranks.world_size)
-    # Fmt: skip.
     config = LlamaConfig(
         VOCABULARY,
         WIDTH,

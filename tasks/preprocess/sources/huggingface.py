@@ -115,9 +115,7 @@ class HuggingFace(Source):
     def _builder(self) -> Any:
         """What `datasets` finds at the place of the dataset, of which nothing is read yet."""
         # Heavy, and needed for this source alone.
-        from datasets import (
-            load_dataset_builder,
-        )
+        from datasets import load_dataset_builder
 
         section = self.section
         folder = expanded(section.dataset)

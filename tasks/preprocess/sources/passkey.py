@@ -167,9 +167,8 @@ def sentences(random: Random) -> Hidden:
 def several(random: Random) -> Hidden:
     """Up to three things with a number each, said once, one after another; each is asked for.
 
-    They stand together, since a memory whose writes are weighted at random by segment
-    (model.memory_write_jitter) cannot tell apart what segments of very different weight hold. Three
-    answers teach more than one from as many tokens.
+    They stand together: in different segments, their weights in the memory would differ by up to
+    model.memory_write_jitter. A text has several answers to learn.
     """
     numbers = numbers_of_things(random.randint(1, 3), random)
     statements = [in_a_sentence(subject, key, random) for subject, key in numbers]
