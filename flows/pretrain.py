@@ -12,6 +12,7 @@ from prefect import State, task
 from prefect.blocks.system import Secret
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.errors import ConfigError
@@ -34,6 +35,7 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.task import closing_card
+from infini_llama.tasks.runs.lost_requests import no_request_lost
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.task import with_retries
@@ -107,7 +109,11 @@ def pretrain(
         config.data.leave_out(place, kind)
     name = config.runtime.name
     page = RunPage(name, deployment.name or name)
-    with api_logs(), execution(config.runtime.home):
+    with (
+        no_request_lost(TerminationSignal),
+        api_logs(),
+        execution(config.runtime.home),
+    ):
         # One ID for all executions of a flow run: after Resume or Retry, runtime.resume has been
         # followed already.
         return run_stages(config, _tasks(page), f"flow-run-{flow_run.id}").to_json()

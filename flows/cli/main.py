@@ -27,6 +27,7 @@ from infini_llama.configs.errors import (
     no_space,
 )
 from infini_llama.flows.cli.commands import COMMANDS, build_parser, call
+from infini_llama.tasks.runs.lost_requests import no_request_lost
 from infini_llama.tasks.runs.signals import (
     STOP_SIGNALS,
     debounced,
@@ -96,7 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
         Path.cwd()  # where it was removed, processes that are started there fail without a reason
         from infini_llama.flows.cli.console import shown_log
 
-        with shown_log(parsed.quiet, parsed.verbose):
+        with (
+            no_request_lost(Stopped, KeyboardInterrupt),
+            shown_log(parsed.quiet, parsed.verbose),
+        ):
             record, text = call(parsed)
         if parsed.json:
             if text and not parsed.quiet:

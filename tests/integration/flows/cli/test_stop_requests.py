@@ -29,6 +29,36 @@ LONG_EVALUATION = [
     "evaluate.after_training=[perplexity,passkey]",
     "evaluate.passkey_lengths=[4096,16384,65536]",
 ]
+# After the message that training is tried again, SIGTERM arrives where Python loses it: while an
+# object is freed, what a handler raises is ignored; in another thread, it interrupts no sleep.
+LOST = """
+import logging, os, signal, threading, time
+
+class Asks:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+
+def ask_elsewhere():
+    time.sleep(2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(600)
+
+handle = logging.Handler.handle
+asked = []
+
+def handle_and_ask(self, record):
+    result = handle(self, record)
+    if "retrying in" in record.getMessage() and not asked:
+        asked.append(record)
+        if os.environ["LOST"] == "ignored":
+            Asks()
+        else:
+            threading.Thread(target=ask_elsewhere, daemon=True).start()
+    return result
+
+logging.Handler.handle = handle_and_ask
+"""
 SCRIPT = Path(__file__).parents[4] / "deploy" / "train.sbatch"
 SIGNALS = [
     signal.SIGTERM,
@@ -96,6 +126,19 @@ def test_in_the_delay_of_a_retry(lab, direct):
     kill(workers_of(started.marker)[0])
     wait_for_line(started, "retrying in 600 s")
     stop(started)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("how", ["ignored", "elsewhere"])
+def test_where_python_loses_it(lab, direct, how, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LOST)
+    name = f"{how}-{direct}"
+    settings = ["train.max_steps=100000", "runtime.retry_delay=600"]
+    env = {"PYTHONPATH": str(tmp_path), "LOST": how}
+    started = lab.start(name, *settings, direct=direct, env=env)
+    lab.wait_for_step(name, 12, started)
+    kill(workers_of(started.marker)[0])
+    assert started.wait(60) == 75, started.log.read_text()
 
 
 @pytest.mark.parametrize("direct", [True, False])
