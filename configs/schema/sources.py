@@ -23,13 +23,7 @@ from infini_llama.configs.text_formats import (
 )
 
 Form = Literal[
-    "passkey",
-    "facts",
-    "overwritten",
-    "variables",
-    "sentences",
-    "several",
-    "niah_single",
+    "passkey", "facts", "overwritten", "variables", "sentences", "niah_single"
 ]
 # An empty one would be the working directory.
 Pattern = Annotated[str, Field(min_length=1)]
@@ -65,8 +59,7 @@ class PasskeyConfig(Section):
         "a number each, of which one is asked for. overwritten: a number that is replaced by "
         "another, which is asked for. variables: a number that is asked for through two "
         "assignments. sentences: the number of a thing, said once, in one of five sentences. "
-        "several: one to three of these, one after another; each is asked for, and with "
-        "loss_on: answer learned. niah_single: RULER's single needle, in its words.",
+        "niah_single: RULER's single needle, in its words.",
     )
     filler: Literal["repeated", "random", "files"] = fixed(
         default="repeated",

@@ -135,8 +135,7 @@ def source_of(
 def around_filler(hidden: Hidden) -> str:
     """A text to be trained on without its filler."""
     statements = "".join(hidden.others) + hidden.statement
-    asked = f"{hidden.asked_before}{hidden.question} {hidden.answer}."
-    return hidden.head + statements + asked
+    return f"{hidden.head}{statements}{hidden.question} {hidden.answer}."
 
 
 def to_read_text(mapping: dict[str, JsonObject]) -> dict[str, JsonObject]:

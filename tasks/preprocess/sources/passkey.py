@@ -4,8 +4,7 @@ They follow Mohtashami and Jaggi 2023 (arXiv 2305.16300, section 4.2). They are 
 same settings give the same texts, for training (data.source: passkey) and for `evaluate --passkey`.
 The forms `facts`, `variables` and `overwritten` are tasks of RULER (Hsieh et al. 2024, arXiv
 2404.06654) in other words: several keys, variables, a value that changes. `niah_single` has its
-words, too. `sentences` and `several` are there to be trained on, so that a fact is found in more
-than one wording.
+words, too. `sentences` is there to be trained on, so that a fact is found in more than one wording.
 """
 
 import re
@@ -41,7 +40,7 @@ DIGITS = 5
 MADE_VERSION = 2
 MADE_FROM_FILES_VERSION = 3
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
-# Of forms `sentences` and `several`. Nothing of `niah_single` is among them, so that it measures
+# Of form `sentences`. Nothing of `niah_single` is among them, so that it measures
 # what was not trained.
 THINGS = (
     *NAMES,
@@ -73,8 +72,6 @@ NOUNS = (
     *("compost", "lantern", "orchid", "saddle", "turnip", "violin"),
     *("walrus", "blanket", "canyon", "pepper", "anchor", "meadow"),
 )
-# Where an answer ends, by form of whose texts each answer is learned; of others it is the last.
-ANSWER_ENDS = {"several": "."}
 WORDS = FILLER.replace(".", "").lower().split()
 FILLER_CHARACTERS = 8 * 2**20  # of text that filler `files` is cut from
 # Characters, if it has them; of more files than that allows, some are drawn.
@@ -95,8 +92,6 @@ class Hidden:
         others: what else is hidden.
         is_last: the others are before it; else on both sides, so that its place does not give it
             away.
-        asked_before: questions with their answers that a text to be trained on has before this
-            one.
     """
 
     statement: str
@@ -105,7 +100,6 @@ class Hidden:
     head: str = HEAD
     others: tuple[str, ...] = ()
     is_last: bool = True
-    asked_before: str = ""
 
 
 def passkey(random: Random) -> Hidden:
@@ -160,27 +154,14 @@ def variables(random: Random) -> Hidden:
 
 def sentences(random: Random) -> Hidden:
     """The number of a thing, said once, in one of several sentences."""
-    ((subject, key),) = numbers_of_things(1, random)
-    return Hidden(in_a_sentence(subject, key, random), question_for(subject), key)
-
-
-def several(random: Random) -> Hidden:
-    """Up to three things with a number each, said once, one after another; each is asked for.
-
-    They stand together: in different segments, their weights in the memory would differ by up to
-    model.memory_write_jitter. A text has several answers to learn.
-    """
-    numbers = numbers_of_things(random.randint(1, 3), random)
-    statements = [in_a_sentence(subject, key, random) for subject, key in numbers]
-    random.shuffle(numbers)
-    *before, (subject, key) = numbers
+    subject = random.choice(SUBJECTS).format(thing=random.choice(THINGS))
+    key = new_key(random)
+    capitalized = subject[0].upper() + subject[1:]
+    sentence = random.choice(SENTENCES)
     return Hidden(
-        statement="".join(statements),
-        question=question_for(subject),
+        statement=" " + sentence.format(subject=subject, Subject=capitalized, key=key),
+        question=f" What is {subject}? It is",
         answer=key,
-        asked_before="".join(
-            f"{question_for(other)} {other_key}." for other, other_key in before
-        ),
     )
 
 
@@ -205,34 +186,12 @@ def niah_single(random: Random) -> Hidden:
     )
 
 
-def numbers_of_things(count: int, random: Random) -> list[tuple[str, str]]:
-    """Different subjects of different things, with a number each."""
-    subjects = random.sample(SUBJECTS, count)
-    things = random.sample(THINGS, count)
-    return [
-        (subject.format(thing=thing), new_key(random))
-        for subject, thing in zip(subjects, things, strict=True)
-    ]
-
-
-def question_for(subject: str) -> str:
-    return f" What is {subject}? It is"
-
-
-def in_a_sentence(subject: str, key: str, random: Random) -> str:
-    """One of `SENTENCES`."""
-    capitalized = subject[0].upper() + subject[1:]
-    sentence = random.choice(SENTENCES)
-    return " " + sentence.format(subject=subject, Subject=capitalized, key=key)
-
-
 FORMS: dict[str, Callable[[Random], Hidden]] = {
     "passkey": passkey,
     "facts": facts,
     "overwritten": overwritten,
     "variables": variables,
     "sentences": sentences,
-    "several": several,
     "niah_single": niah_single,
 }
 
@@ -289,8 +248,7 @@ def passkey_texts(settings: PasskeyConfig, prose: Sequence[str] = ()) -> Iterato
         placed.sort(key=lambda each: each[0])
         for place, statement in reversed(placed):
             words.insert(place, statement)
-        asked = f"{hidden.asked_before}{hidden.question} {hidden.answer}."
-        yield f"{hidden.head}{''.join(words)}{asked}"
+        yield f"{hidden.head}{''.join(words)}{hidden.question} {hidden.answer}."
 
 
 @dataclass(frozen=True)

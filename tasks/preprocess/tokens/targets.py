@@ -4,7 +4,6 @@ A rule gives the spans of a text (`AnswerTargets`). `encode_spans` is the only p
 spans into tokens; what follows it has a bit per token.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,8 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from infini_llama.configs.errors import DataError
-from infini_llama.configs.schema.sources import PASSKEY, TextConfig
-from infini_llama.tasks.preprocess.sources.passkey import ANSWER_ENDS
+from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.tokenizers.encoder import Encode, encode_each
 
@@ -25,14 +23,9 @@ ByteSpan = tuple[int, int]
 
 @dataclass(frozen=True)
 class AnswerTargets:
-    """The answer of a document counts: what follows the last `answer_after` in it, and its end.
-
-    Attributes:
-        answer_until: the end of an answer; then what follows each `answer_after` counts up to it.
-    """
+    """The answer of a document counts: what follows the last `answer_after` in it, and its end."""
 
     answer_after: str
-    answer_until: str = ""
 
     def spans(self, text: bytes, file: TextInput) -> tuple[ByteSpan, ...]:
         """The spans of a text that count.
@@ -52,25 +45,12 @@ class AnswerTargets:
                 f"({text.decode()[:60]!r} …), so it has no answer; "
                 f"leave it out, correct the key, or set {section}.loss_on=all."
             )
-        if self.answer_until:
-            return self._each_answer(text)
         return ((place + len(mark), len(text)),)
-
-    def _each_answer(self, text: bytes) -> tuple[ByteSpan, ...]:
-        mark = re.escape(self.answer_after.encode())
-        until = re.escape(self.answer_until.encode())
-        answers = re.finditer(rb"%b(.*?(?:%b|\Z))" % (mark, until), text, re.DOTALL)
-        return tuple(answer.span(1) for answer in answers)
 
 
 def targets_of(section: TextConfig) -> AnswerTargets | None:
     """The rule of a section that names text; None: all tokens count."""
-    if section.loss_on != "answer":
-        return None
-    if section.source != PASSKEY:
-        return AnswerTargets(section.answer_after)
-    answer_until = ANSWER_ENDS.get(section.passkey.form, "")
-    return AnswerTargets(section.answer_after, answer_until)
+    return AnswerTargets(section.answer_after) if section.loss_on == "answer" else None
 
 
 @dataclass(frozen=True)

@@ -605,7 +605,7 @@ def test_each_form_hides_its_answer_before_a_question_that_ends_alike(form):
             )
         if form == "overwritten":
             assert numbers[-1] == answer != numbers[0]
-    assert all(is_last) == (form not in ("facts", "several")), (
+    assert all(is_last) == (form != "facts"), (
         "of several facts, the place does not say which one is asked for"
     )
     assert len(ends) == 1

@@ -1,7 +1,6 @@
 """loss_on: answer, from the text to the labels; and the filler of passkeys from files."""
 
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -223,22 +222,6 @@ def test_targets_are_the_tokens_of_the_spans(text, spans, tokens, targets):
     assert shown(text, spans) == (tokens, targets)
 
 
-@pytest.mark.parametrize(
-    ("text", "targets"),
-    [
-        (b"a?yes.b?no.", "--++++--++++"),
-        (b"a?yes.b", "--++++--"),
-        (b"a?yes.b?no", "--++++--+++"),
-        (b"a?yes\n", "--+++++"),
-        (b"a.b?", "----+"),
-    ],
-)
-def test_each_answer_counts_up_to_its_end(text, targets):
-    file = File(Path("a.txt"), "a.txt", "text")
-    spans = AnswerTargets("?", ".").spans(text, file)
-    assert shown(text, list(spans))[1] == targets
-
-
 def test_documents_are_joined_in_their_order():
     texts = [b"a:bc", b"d:e:f", b"xyz"]
     found = encode_spans(byte_by_byte, texts, [*answers_of(texts[:2], ":"), ((1, 2),)])
@@ -273,38 +256,6 @@ def test_the_tokens_of_an_answer_are_those_of_the_whole_text(kind):
         for bit in [False] * prompt + [True] * (length - prompt + 1)
     ]
     assert found.targets.tolist() == expected
-
-
-def test_each_of_several_things_is_asked_for_and_learned(data, tmp_path):
-    settings = data(
-        source="passkey",
-        files=[],
-        passkey={"documents": 40, "repetitions": 1, "form": "several"},
-        loss_on="answer",
-        answer_after="? It is",
-        packing="padded",
-        sequence_length=256,
-    )
-    folder = tmp_path / preprocess(settings, tmp_path).path
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    counts = set()
-    (shard,) = (folder / "train").glob("*.arrow")
-    documents, values = map_shard(shard)
-    for start, end in pairwise(documents.tolist()):
-        ids = values[start:end]
-        text = tokenizer.decode(ids[:-1].tolist())
-        learned = tokenizer.decode(
-            ids[:-1][targets_of(shard)[start : end - 1]].tolist()
-        )
-        statements, *_ = text.partition(" What is")
-        said = re.findall(r"\d{5}", statements)
-        assert sorted(learned.split()) == sorted(f"{number}." for number in said)
-        asked = re.findall(r"What is (.*?)\? It is (\d+)\.", text)
-        for subject, number in asked:
-            about = re.search(rf"{subject}\D*{number}", statements, re.IGNORECASE)
-            assert about, f"{number} is not said of {subject} in {text}"
-        counts.add(len(asked))
-    assert counts == {1, 2, 3}
 
 
 def filler_of(settings):
