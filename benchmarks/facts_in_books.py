@@ -4,8 +4,10 @@
     python benchmarks/facts_in_books.py workspace/runs/NAME … --text books/debian-handbook books/postgresql-doc-15 --lengths 4096 131072
 
 A text is read once for all facts of a length (`evaluate --passkey --files`). For language, rows of ROW_SEGMENTS segments of --language are
-read with an empty memory, with the memory of the first FULL tokens of the text, and without it. Folders of Hugging Face (the original, with
-full attention) have language alone. Cases are in benchmarks/results/facts_in_books.jsonl; one that is there is not measured again.
+read with an empty memory, with the memory of the first FULL tokens of the text, and without it.
+
+Full attention (a folder of Hugging Face, the original) is asked the same questions. Where its context is too short for a text, it reads
+with YaRN by the smallest whole factor, not trained for it. Cases are in benchmarks/results/facts_in_books.jsonl; one that is there is not measured again.
 """
 
 import argparse
@@ -15,12 +17,20 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from pretrained_alternatives import least_factor, with_yarn
 from pretrained_memory import opened, with_fields
 from stored_rows import CaseLines, about
 from tokenizers import Tokenizer
 
 from infini_llama.model.llama import Llama, States
-from infini_llama.tasks.evaluate.passkey import HiddenFacts, passkey_after, remember
+from infini_llama.tasks.evaluate.passkey import (
+    HiddenFacts,
+    ask_after,
+    begin,
+    passkey_after,
+    remember,
+    right_tokens,
+)
 from infini_llama.tasks.preprocess.sources.passkey import FORMS
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
@@ -55,6 +65,32 @@ def facts(
         result = {name: memory[name] for name in kept}
         without = {"found_without_memory": cell["no_memory"].found}
         yield {"length": memory["length"]}, result | without
+
+
+def facts_with_full_attention(
+    model: Llama,
+    tokenizer: Tokenizer,
+    text: list[int],
+    hidden: HiddenFacts,
+    lengths: list[int],
+    segment_length: int,
+) -> Iterator[tuple[dict, dict]]:
+    """As `facts`, of the texts that a model with a memory has whose segments see the one before."""
+    encoder = TextEncoder(tokenizer, True)
+    ends = model.config.num_hidden_layers + 1
+    texts = ask_after(encoder, segment_length, ends, lengths, hidden, text)
+    for length, of_length in texts.items():
+        longest = max(of_length, key=lambda asked: asked.length)
+        factor = least_factor(model, longest)
+        reader = with_yarn(model, factor) if factor > 1 else model
+        answers = [right_tokens(reader, begin(reader, asked)) for asked in of_length]
+        result = {
+            "rope_factor": factor,
+            "tokens": longest.length,
+            "distance": max(asked.after for asked in of_length),
+            "found": sum(map(all, answers)) / len(answers),
+        }
+        yield {"length": length}, result
 
 
 @torch.inference_mode()
@@ -110,7 +146,8 @@ def measure(options: argparse.Namespace) -> None:
 
     for place in options.models:
         model, tokenizer, named = opened(place, options.checkpoint)
-        if model.config.attention != "softmax":
+        is_full = model.config.attention == "softmax"
+        if not is_full:
             fields = {"segment_length": options.segment_length}
             if options.attend_previous is not None:
                 fields["attend_previous_segment"] = options.attend_previous
@@ -118,7 +155,7 @@ def measure(options: argparse.Namespace) -> None:
             sees = model.config.attend_previous_segment
             named |= fields | {"attend_previous_segment": sees}
         with torch.autocast("cpu", torch.bfloat16):
-            for form in options.forms if model.uses_memory() else ():
+            for form in options.forms:
                 case = named | {"kind": "facts", "form": form}
                 case |= {"samples": options.samples, "seed": options.seed}
                 missing = [
@@ -129,7 +166,12 @@ def measure(options: argparse.Namespace) -> None:
                 if missing:
                     text = tokens_of(options.text, tokenizer)
                     hidden = HiddenFacts(form, options.samples, options.seed)
-                    add(case, facts(model, tokenizer, text, hidden, missing))
+                    given = (model, tokenizer, text, hidden, missing)
+                    if is_full:
+                        size = options.segment_length
+                        add(case, facts_with_full_attention(*given, size))
+                    else:
+                        add(case, facts(*given))
             case = named | {"kind": "language", "rows": options.rows}
             case |= {"text": [place.name for place in options.language]}
             if options.language and case | {"memory": "empty"} not in lines:

@@ -544,6 +544,44 @@ def refuse_other_updates(config: LlamaConfig) -> None:
         )
 
 
+def ask_after(
+    encoder: TextEncoder,
+    segment_length: int,
+    ends: int,
+    lengths: Sequence[int],
+    facts: HiddenFacts,
+    text: list[int],
+) -> dict[int, list[Asked]]:
+    """Texts by length, in ascending order: so many of the first tokens of a text are before each.
+
+    Args:
+        ends: as in `ask_across`.
+        text: tokens.
+
+    Raises:
+        ConfigError: as `ask_across`, or the text is too short.
+    """
+    form = FORMS[facts.form]
+    text = [*in_text(encoder, form(Random(0)).head, ""), *text]
+    texts_by_length: dict[int, list[Asked]] = {}
+    for length in sorted(lengths):
+        random = Random(f"{facts.seed}-{length}")
+        first = length // segment_length * segment_length
+        head = text[:first]
+        filler = text[first:]
+        texts_by_length[length] = [
+            ask_across(
+                encoder, segment_length, ends, form(random), random, filler, head
+            )
+            for _ in range(facts.samples)
+        ]
+        for asked in texts_by_length[length]:
+            asked.refuse_repetition(
+                f"--files, length {length:,}", "give more text, or shorter --lengths"
+            )
+    return texts_by_length
+
+
 def passkey_after(
     model: Llama,
     encoder: TextEncoder,
@@ -561,26 +599,11 @@ def passkey_after(
         text: tokens.
 
     Raises:
-        ConfigError: as `ask_across`, or the text is too short.
+        ConfigError: as `ask_after`.
     """
     size = model.config.segment_length
     ends = max(BOUNDARIES_AFTER, least_boundaries(model.config))
-    form = FORMS[facts.form]
-    text = [*in_text(encoder, form(Random(0)).head, ""), *text]
-    texts_by_length: dict[int, list[Asked]] = {}
-    for length in sorted(lengths):
-        random = Random(f"{facts.seed}-{length}")
-        first = length // size * size
-        head = text[:first]
-        filler = text[first:]
-        texts_by_length[length] = [
-            ask_across(encoder, size, ends, form(random), random, filler, head)
-            for _ in range(facts.samples)
-        ]
-        for asked in texts_by_length[length]:
-            asked.refuse_repetition(
-                f"--files, length {length:,}", "give more text, or shorter --lengths"
-            )
+    texts_by_length = ask_after(encoder, size, ends, lengths, facts, text)
     log.info(
         "the text is read once for all numbers, as the memory's linear update adds"
     )
