@@ -4,10 +4,11 @@
     python benchmarks/facts_in_books.py workspace/runs/NAME … --text books/debian-handbook books/postgresql-doc-15 --lengths 4096 131072
 
 A text is read once for all facts of a length (`evaluate --passkey --files`). For language, rows of ROW_SEGMENTS segments of --language are
-read with an empty memory, with the memory of the first FULL tokens of the text, and without it.
+read with an empty memory, after the first FULL tokens of the text (a full memory), and without the memory.
 
-Full attention (a folder of Hugging Face, the original) is asked the same questions. Where its context is too short for a text, it reads
-with YaRN by the smallest whole factor, not trained for it. Cases are in benchmarks/results/facts_in_books.jsonl; one that is there is not measured again.
+Full attention (a folder of Hugging Face, or a run) is asked the same questions. Where its context is too short for a text, it reads with
+YaRN by the smallest whole factor, not trained for it. Of the text before a row it sees what the other model sees without its memory: the
+last segment. Cases are in benchmarks/results/facts_in_books.jsonl; one that is there is not measured again.
 """
 
 import argparse
@@ -114,6 +115,18 @@ def nats_by_segment(
     return (losses / len(rows)).tolist()
 
 
+@torch.inference_mode()
+def after_book(model: Llama, book: list[int], capacity: int, size: int) -> States:
+    """States after whole segments of `size` tokens, of full attention after the last one."""
+    if model.uses_memory():
+        states = model.new_states(1, capacity=0)
+        remember(model, iter(book), states)
+        return states
+    states = model.new_states(1, capacity=size + capacity)
+    model.read(torch.tensor([book[-size:]]), states)
+    return states
+
+
 def language(
     model: Llama, tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[tuple[dict, dict]]:
@@ -123,13 +136,12 @@ def language(
     starts = torch.linspace(0, len(ids) - size - 1, options.rows).long().tolist()
     rows = torch.stack([torch.tensor(ids[at : at + size + 1]) for at in starts])
     yield {"memory": "empty"}, {"nats": nats_by_segment(model, rows, None)}
+    book = tokens_of(options.text, tokenizer)[:FULL]
+    whole = len(book) - len(book) % options.segment_length
+    states = after_book(model, book[:whole], size, options.segment_length)
+    yield {"memory": "full"}, {"nats": nats_by_segment(model, rows, states)}
     if not model.uses_memory():
         return
-    states = model.new_states(1, capacity=0)
-    full = tokens_of(options.text, tokenizer)[:FULL]
-    whole = len(full) - len(full) % options.segment_length
-    remember(model, iter(full[:whole]), states)
-    yield {"memory": "full"}, {"nats": nats_by_segment(model, rows, states)}
     model.use_memory(False)
     yield {"memory": "none"}, {"nats": nats_by_segment(model, rows, None)}
     model.use_memory(True)
@@ -174,6 +186,7 @@ def measure(options: argparse.Namespace) -> None:
                         add(case, facts(*given))
             case = named | {"kind": "language", "rows": options.rows}
             case |= {"text": [place.name for place in options.language]}
+            case |= {"row_tokens": ROW_SEGMENTS * options.segment_length}
             if options.language and case | {"memory": "empty"} not in lines:
                 add(case, language(model, tokenizer, options))
 
