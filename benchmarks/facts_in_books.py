@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.model.llama import Llama, States
 from infini_llama.tasks.evaluate.passkey import (
+    BOUNDARIES_AFTER,
     HiddenFacts,
     ask_after,
     begin,
@@ -78,7 +79,7 @@ def facts_with_full_attention(
 ) -> Iterator[tuple[dict, dict]]:
     """As `facts`, of the texts that a model with a memory has whose segments see the one before."""
     encoder = TextEncoder(tokenizer, True)
-    ends = model.config.num_hidden_layers + 1
+    ends = max(BOUNDARIES_AFTER, model.config.num_hidden_layers + 1)
     texts = ask_after(encoder, segment_length, ends, lengths, hidden, text)
     for length, of_length in texts.items():
         longest = max(of_length, key=lambda asked: asked.length)
@@ -167,7 +168,7 @@ def measure(options: argparse.Namespace) -> None:
             sees = model.config.attend_previous_segment
             named |= fields | {"attend_previous_segment": sees}
         with torch.autocast("cpu", torch.bfloat16):
-            for form in options.forms:
+            for form in options.forms if is_full or model.uses_memory() else ():
                 case = named | {"kind": "facts", "form": form}
                 case |= {"samples": options.samples, "seed": options.seed}
                 missing = [

@@ -39,13 +39,22 @@ def test_lengths_that_are_not_stored_are_measured(run_of, options):
 def test_full_attention_is_asked_the_same_with_yarn_if_need_be(
     run_of, options, context
 ):
+    memory, _ = run_of("memory", attention="infini", attend_previous_segment=True)
     run, _ = run_of(attention="softmax", max_position_embeddings=context)
-    bench.measure(bench.parser().parse_args([str(run), *options]))
-    found, empty, full = bench.CaseLines(bench.RESULTS).read()
+    bench.measure(bench.parser().parse_args([str(memory), str(run), *options]))
+    of_memory, *_, found, empty, full = bench.CaseLines(bench.RESULTS).read()
+    for same in ("length", "tokens", "distance"):
+        assert found[same] == of_memory[same]
     assert found["length"] == 256 < found["tokens"]
     covers = found["rope_factor"] * context
-    assert found["tokens"] <= covers - 5 and (found["rope_factor"] == 1) == (
-        context == 4096
-    )
+    assert found["tokens"] <= covers - 5
+    assert (found["rope_factor"] == 1) == (context == 4096)
     assert (empty["memory"], full["memory"]) == ("empty", "full")
     assert empty["nats"][0] != full["nats"][0], "the end of the book is seen"
+
+
+def test_a_run_without_a_memory_or_full_attention_has_language_alone(run_of, options):
+    run, _ = run_of(attention="local", segment_length=64)
+    bench.measure(bench.parser().parse_args([str(run), *options]))
+    kinds = [line["kind"] for line in bench.CaseLines(bench.RESULTS).read()]
+    assert kinds == ["language", "language"]
