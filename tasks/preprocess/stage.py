@@ -96,11 +96,6 @@ def preprocess(data: DataConfig, home: Path, repair: bool = False) -> DatasetRef
     return Preparation(data, home).build(repair)
 
 
-def lookup(data: DataConfig, home: Path) -> DatasetRef | None:
-    """Look up the complete dataset of a text; see `Preparation.lookup`."""
-    return Preparation(data, home).lookup()
-
-
 @dataclass(frozen=True)
 class _Tokenization:
     """The means by which the text was tokenized.

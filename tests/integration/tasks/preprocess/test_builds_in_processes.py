@@ -9,7 +9,7 @@ import pytest
 
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess import learning, workers
-from infini_llama.tasks.preprocess.stage import lookup, preprocess
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens import units
 from infini_llama.tasks.preprocess.workers import MOST_THREADS
 from infini_llama.tasks.storage.artifacts import check
@@ -134,7 +134,7 @@ def test_killed_anywhere_the_same_call_gives_the_same_bytes(
         # Of two units and a note that were being written; `gc` deletes them.
         assert len(temporaries(home / "units")) <= 3
         check(home / expected.path, "dataset", checksums=True)
-        assert lookup(settings, home) == changed(expected, built=[])
+        assert Preparation(settings, home).lookup() == changed(expected, built=[])
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -322,5 +322,8 @@ def test_no_space_ends_with_code_70_and_leaves_no_partial_files(
         child.stdout.startswith("70 no space ")
         and str(home / "datasets") in child.stdout
     ), child.stdout + child.stderr
-    assert temporaries(home / "datasets") == [] and lookup(settings, home) is None
+    assert (
+        temporaries(home / "datasets") == []
+        and Preparation(settings, home).lookup() is None
+    )
     assert preprocess(settings, home).built == ("tokens", "row tables")

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks import batches
-from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.tokenizers.tokenizer import EOS
@@ -21,7 +21,7 @@ from support.texts import documents_of, write_files
 
 def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
     planned = Preparation(data(), tmp_path).plan()
-    assert lookup(data(), tmp_path) is None
+    assert Preparation(data(), tmp_path).lookup() is None
     reference = preprocess(data(), tmp_path)
     assert (
         reference.path
@@ -35,7 +35,7 @@ def test_a_dataset_reference_has_path_and_counts(data, corpus, tmp_path):
         "row tables",
     )
     assert DatasetRef.model_validate(reference.to_json()) == reference
-    assert lookup(data(), tmp_path) == changed(reference, built=[])
+    assert Preparation(data(), tmp_path).lookup() == changed(reference, built=[])
     texts = [path.read_text(encoding="utf-8") for path in corpus.glob("*.txt")]
     splits = [reference.train, reference.validation]
     assert sum(split.documents for split in splits) == len(texts)
@@ -125,7 +125,7 @@ def test_a_second_call_builds_nothing_and_another_length_only_rows(data, tmp_pat
         and other.train.rows == (first.train.tokens - 1) // 33
     )
     assert len(list((folder / "chunks").iterdir())) == 2
-    assert lookup(data(), tmp_path) == changed(first, built=[])
+    assert Preparation(data(), tmp_path).lookup() == changed(first, built=[])
     assert preprocess(data(tokenizer={"vocab_size": 290}), tmp_path).built == (
         "tokens",
         "row tables",
@@ -149,7 +149,7 @@ def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
 
     monkeypatch.setattr(os, "utime", refuse)
-    assert lookup(data(), tmp_path) == changed(first, built=[]), (
+    assert Preparation(data(), tmp_path).lookup() == changed(first, built=[]), (
         "and no text is read for it"
     )
     other = preprocess(data(deduplicate=True), tmp_path)
@@ -173,7 +173,7 @@ def test_an_incomplete_row_table_is_quarantined_and_rebuilt(
 ):
     home, reference = built
     (row_table / "train.rows.npy").unlink()
-    assert lookup(data(), home) is None
+    assert Preparation(data(), home).lookup() is None
     with caplog.at_level(logging.WARNING):
         assert preprocess(data(), home) == changed(reference, built=["row tables"])
     assert f"{reference.row_table} is incomplete; it was moved to" in caplog.text
@@ -188,13 +188,13 @@ def test_a_dataset_under_the_name_of_another_is_not_used(
     before = digests(dataset)
     dataset.rename(tmp_path / "kept")
     shutil.copytree(home / other.path, dataset)
-    assert lookup(data(), home) is None
+    assert Preparation(data(), home).lookup() is None
     assert preprocess(data(), home) == changed(
         reference, built=["tokens", "row tables"]
     )
-    assert digests(dataset) == before and lookup(
+    assert digests(dataset) == before and Preparation(
         data(tokenizer={"vocab_size": 299}), home
-    ) == changed(other, built=[])
+    ).lookup() == changed(other, built=[])
 
 
 def test_a_row_table_under_the_name_of_another_is_not_used(built, row_table, data):
@@ -202,7 +202,7 @@ def test_a_row_table_under_the_name_of_another_is_not_used(built, row_table, dat
     other = preprocess(data(sequence_length=8), home)
     shutil.rmtree(row_table)
     row_table.with_name(other.row_table).rename(row_table)
-    assert lookup(data(), home) is None
+    assert Preparation(data(), home).lookup() is None
     assert preprocess(data(), home) == changed(reference, built=["row tables"])
 
 
@@ -212,7 +212,9 @@ def test_a_foreign_hidden_file_does_not_damage_a_dataset(built, dataset, data):
     (dataset / "train" / ".ipynb_checkpoints").mkdir()
     (dataset / "train" / ".ipynb_checkpoints" / "x").touch()
     assert (
-        lookup(data(), home) == preprocess(data(), home) == changed(reference, built=[])
+        Preparation(data(), home).lookup()
+        == preprocess(data(), home)
+        == changed(reference, built=[])
     )
 
 

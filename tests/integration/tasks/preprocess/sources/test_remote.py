@@ -20,7 +20,7 @@ from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources import formats, huggingface, remote
 from infini_llama.tasks.preprocess.sources.hub import Revision
 from infini_llama.tasks.preprocess.sources.remote import matching
-from infini_llama.tasks.preprocess.stage import lookup, preprocess
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.remote import ConnectedFiles, WebServer, s3_server
@@ -322,6 +322,6 @@ def test_the_hub_commit_is_recorded_in_the_manifest(data, tmp_path, monkeypatch)
     )
     before = len(read)
     assert (
-        lookup(data(**given), tmp_path) == changed(reference, built=[])
+        Preparation(data(**given), tmp_path).lookup() == changed(reference, built=[])
         and len(read) == before
     )

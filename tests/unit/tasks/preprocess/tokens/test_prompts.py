@@ -15,7 +15,7 @@ from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import source_of
-from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import (
@@ -344,12 +344,12 @@ def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
         starts.add((before + rest).split(maxsplit=1)[0] if before + rest else "")
     assert len(texts) == 30 and len(starts) > 15
     digest = preprocess(settings, tmp_path / "home").digest
-    known = lookup(settings, tmp_path / "home")
+    known = Preparation(settings, tmp_path / "home").lookup()
     assert (
         known and preprocess(settings, tmp_path / "home") == known and known.built == ()
     )
     (tmp_path / "1.txt").write_text("other " * 90)
-    assert lookup(settings, tmp_path / "home") is None
+    assert Preparation(settings, tmp_path / "home").lookup() is None
     assert preprocess(settings, tmp_path / "home").digest != digest
     (tmp_path / "1.txt").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match=r"1\.txt"):

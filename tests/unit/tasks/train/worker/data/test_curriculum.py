@@ -12,7 +12,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig, PipelineConfig
 from infini_llama.tasks.preprocess.rows.references import reference_for
-from infini_llama.tasks.preprocess.stage import Preparation, lookup, preprocess
+from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.lineage import Lineage, SampleRange
@@ -200,11 +200,14 @@ def staged(data) -> DataConfig:
 
 def test_every_stage_has_its_row_table_over_the_same_tokens(data, staged, tmp_path):
     plain = preprocess(data(), tmp_path)
-    assert lookup(staged, tmp_path) is None and "curriculum" not in plain.to_json()
+    assert (
+        Preparation(staged, tmp_path).lookup() is None
+        and "curriculum" not in plain.to_json()
+    )
     reference = preprocess(staged, tmp_path)
     assert reference.built == ("row tables",) and reference.digest == plain.digest
     assert [stage.sequence_length for stage in reference.curriculum] == [4, 8]
-    assert changed(reference, built=[]) == lookup(staged, tmp_path)
+    assert changed(reference, built=[]) == Preparation(staged, tmp_path).lookup()
     assert plain == changed(reference, curriculum=[], built=plain.built)
     planned = Preparation(staged, tmp_path).plan()
     assert [stage.row_table for stage in planned.curriculum] == [
