@@ -43,6 +43,14 @@ def in_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def in_millions(number: float) -> str:
+    """1.2 million, 340 million, 7.1 billion; small numbers in full."""
+    for unit, name in ((1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.{0 if number >= 10 * unit else 1}f} {name}"
+    return f"{number:,.0f}"
+
+
 def in_time(seconds: float) -> str:
     """Seconds in the two largest units that matter, for example 3 h 20 min."""
     rest = round(seconds)

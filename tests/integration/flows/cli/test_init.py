@@ -9,14 +9,13 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema.sources import TextConfig
-from infini_llama.flows.cli.init import (
+from infini_llama.flows.cli.init import write_continuation, write_new
+from infini_llama.flows.cli.model_size import (
     MOST_EPOCHS,
     TOKENS_PER_PARAMETER,
     Overrides,
-    sampled_tokens,
-    write_continuation,
-    write_new,
 )
+from infini_llama.flows.cli.text_sample import sampled_tokens
 from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
@@ -174,7 +173,8 @@ def test_a_llama_that_fits_nowhere_is_named(tmp_path):
             str(folder),
             None,
             tmp_path / "home",
-            machine=machine,
+            Overrides(),
+            machine,
         )
     assert not output.exists()
 
@@ -196,7 +196,11 @@ def begin(tmp_path):
             (tmp_path / f"my # {number}.txt").write_text(text)
         output = tmp_path / name
         return output, write_new(
-            output, [str(tmp_path / "my *.txt")], attention, tmp_path / "home"
+            output,
+            [str(tmp_path / "my *.txt")],
+            attention,
+            tmp_path / "home",
+            Overrides(),
         )
 
     return write
@@ -264,7 +268,7 @@ def test_a_text_in_another_field_is_found_by_its_name(tmp_path):
     output = tmp_path / "my.yaml"
     files = [str(tmp_path / "notes.jsonl")]
     with pytest.raises(DataError, match=r"title, body.* --text-column NAME"):
-        write_new(output, files, "softmax", tmp_path / "home")
+        write_new(output, files, "softmax", tmp_path / "home", Overrides())
     overrides = Overrides(text_column="body")
     record = write_new(output, files, "softmax", tmp_path / "home", overrides)
     assert record.text_tokens > 10_000
@@ -279,6 +283,7 @@ def test_another_delimiter_is_named(tmp_path):
             [str(tmp_path / "notes.csv")],
             "softmax",
             tmp_path / "home",
+            Overrides(),
         )
 
 

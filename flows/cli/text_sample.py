@@ -1,0 +1,143 @@
+"""The text of a new configuration: its files, and how many tokens a sample of them lets expect."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infini_llama.configs.errors import DataError
+from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.flows.cli.model_size import SHORTEST
+from infini_llama.tasks.preprocess.sources.files import File, Files, matching
+from infini_llama.tasks.preprocess.sources.formats import format_read
+from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.source import TextInput
+from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from infini_llama.tasks.tokenizers.encoder import TextEncoder
+
+BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
+ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known
+# How many files, and bytes of text in each, are read to estimate how much text a byte of a file
+# holds.
+SAMPLED_FILES = 8
+SAMPLED_BYTES = 4 * 2**20
+# Less text than this many sequences of this many tokens is refused.
+FEWEST_SEQUENCES = 16
+
+
+@dataclass(frozen=True)
+class Text:
+    """The user's text.
+
+    Attributes:
+        patterns: as given with --files.
+        tokens: estimated from a sample.
+        column: the key data.text_column, if it was given.
+    """
+
+    patterns: list[str]
+    files: list[File]
+    tokens: int
+    column: dict[str, str]
+
+
+def sample_text(
+    patterns: list[str],
+    home: Path,
+    text_column: str | None,
+    encoder: TextEncoder | None = None,
+) -> Text:
+    """Find the text, and estimate its tokens, which the encoder counts where it is known.
+
+    Raises:
+        ConfigError, DataError: no text is there, or too little.
+    """
+    column = {"text_column": text_column} if text_column else {}
+    source = Files(TextConfig.model_validate({"files": patterns, **column}), "data")
+    files = matching(source, patterns, "files", NotText(home))
+    tokens = sampled_tokens(files, encoder)
+    if tokens < FEWEST_SEQUENCES * SHORTEST:
+        raise _too_little_text(files, tokens)
+    return Text(patterns, files, tokens, column)
+
+
+def _too_little_text(files: Sequence[File], tokens: int) -> DataError:
+    """The error for so few tokens; it names what is wrong with the first file, if anything is."""
+    fault = ""
+    cure = "name more text"
+    if files:
+        reason = _first_fault(files[0])
+        fault = f" ({files[0]} {reason})" if reason else ""
+    if not all(map(is_one_document, files)):
+        cure += ", or with --text-column NAME the field or column that has the text"
+    return DataError(
+        f"--files: about {tokens:,} tokens of text in {len(files)} file(s){fault}; the smallest "
+        f"model needs {FEWEST_SEQUENCES * SHORTEST:,} to learn anything; {cure}."
+    )
+
+
+def _first_fault(file: File) -> str | None:
+    """The reason why the file's first record is no text; None: it is text, or cannot be read."""
+    try:
+        first = next(file.records(), None)
+    except Unreadable as fault:
+        return str(fault)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return first.reason if isinstance(first, Fault) else None
+
+
+def sampled_tokens(
+    files: Sequence[TextInput], encoder: TextEncoder | None = None
+) -> int:
+    """Tokens in these files, estimated from the text in some whole files of them.
+
+    The tokens are counted by the encoder, where it is known.
+    """
+    # Bytes of files that were read as a whole, and of the text in them.
+    read = 0
+    text = 0
+    # Bytes of text that the tokenizer encoded, and their tokens.
+    encoded = 0
+    tokens = 0
+    every = max(1, math.ceil(len(files) / SAMPLED_FILES))
+    for file in files[::every]:
+        file_text = 0
+        try:
+            for record in file.records():
+                record = record if isinstance(record, str) else ""
+                if encoder is not None and file_text < ENCODED_BYTES:
+                    sample = record[:ENCODED_BYTES]
+                    encoded += len(sample.encode())
+                    tokens += len(encoder.encode(sample))
+                file_text += len(record.encode())
+                if file_text > SAMPLED_BYTES:
+                    break
+            else:
+                read += file.size()
+                text += file_text
+        except (Unreadable, OSError):  # preprocess names it
+            continue
+    bytes_per_token = encoded / tokens if tokens else BYTES_PER_TOKEN
+    text_per_byte = text / read if read else 1.0
+    return int(sum(file.size() for file in files) * text_per_byte / bytes_per_token)
+
+
+def held_out_key(files: list[File], length: int) -> dict[str, object]:
+    """The key for held-out text.
+
+    A fraction of a few files of one document each may hold out none.
+    """
+    few = len(files) < 20 and all(map(is_one_document, files))
+    if len(files) < 2 or not few:
+        return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
+    by_size = sorted(files, key=lambda file: file.size())
+    chosen = next(
+        (file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN),
+        by_size[-1],
+    )
+    return {"validation_files": [str(chosen.path)]}
+
+
+def is_one_document(file: File) -> bool:
+    return format_read(file.path, file.format).is_document
