@@ -122,11 +122,8 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
         kept = DatasetOfRun(
             dataset, record.config, is_finished=record.result is not None
         )
-    except (
-        Damaged,
-        ConfigError,
-        ValidationError,
-    ):  # the stages name and repair what is damaged
+    except (Damaged, ConfigError, ValidationError):
+        # The stages name and repair what is damaged.
         return None
     return (
         kept if is_whole and dataset.digest == record.lineage.dataset.digest else None

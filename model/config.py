@@ -447,9 +447,8 @@ def matrix_flops_per_token(config: LlamaConfig, frozen: FrozenLayers) -> float:
     layer = layer_matrix_parameters(config)
     layers = config.num_hidden_layers
     inputs = (layers - first_trained_layer(config, frozen)) * layer
-    if (
-        frozen == "all_but_memory"
-    ):  # nothing is trained below its first queries, keys and values
+    if frozen == "all_but_memory":
+        # Their input needs no gradient: nothing below is trained.
         inputs -= _query_key_value(config)
     forward_and_backward = 2.0 * (
         layers * layer + inputs + trained_layer_matrices(config, frozen)

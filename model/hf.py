@@ -309,10 +309,8 @@ def _rotary(
     theta = inside.pop("rope_theta", 10_000.0)
     if not is_number(theta):
         raise ValueError(f"rope_theta={theta!r} is not a number")
-    if kind in (
-        "llama3",
-        "yarn",
-    ):  # Hugging Face's reading of a configuration without it
+    if kind in ("llama3", "yarn"):
+        # Hugging Face reads a configuration without it in this way.
         length = values.get("max_position_embeddings", 2048)
         inside.setdefault("original_max_position_embeddings", length)
     else:

@@ -122,9 +122,8 @@ class Llama(nn.Module):
         # A wrong rope_scaling is refused here.
         scaled_frequencies(config, torch.device("meta"), torch.float32)
         device = torch.get_default_device()
-        with torch.device(
-            "meta"
-        ):  # else torch would first draw initial weights of its own
+        # Else torch would first draw initial weights of its own.
+        with torch.device("meta"):
             self.model = Decoder(config, attention_backend)
             self.lm_head = nn.Linear(
                 config.hidden_size, config.padded_vocab_size, bias=False

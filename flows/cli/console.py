@@ -117,9 +117,8 @@ class BarHandler(logging.Handler):
     def _move(self, record: logging.LogRecord, reported: Reached) -> None:
         stage = stage_of(record)
         kind = (reported.total, reported.unit)
-        if (
-            stage not in self.bars or self.kinds[stage] != kind
-        ):  # new work of the same stage
+        # With another kind, the stage has new work.
+        if stage not in self.bars or self.kinds[stage] != kind:
             self._retire(stage)
             self.progress.start()
             self.bars[stage] = self.progress.add_task(

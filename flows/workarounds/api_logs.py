@@ -37,9 +37,8 @@ class ThrottledAPILogHandler(APILogHandler):
         return escaped(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (
-            FlowRunContext.get() is None
-        ):  # another thread, of no run: Prefect would warn
+        # In a thread of no run, Prefect would warn.
+        if FlowRunContext.get() is None:
             return
         if (
             getattr(record, "progress", None) is not None

@@ -39,10 +39,8 @@ def _is_own(host: str) -> bool:
     try:
         with socket.socket(family) as probe:
             probe.bind((host, 0))
-    except (
-        OSError,
-        UnicodeError,
-    ):  # also of a name that is not known here, and only to a proxy
+    except (OSError, UnicodeError):
+        # A name that is not known here is at most known to a proxy.
         return False
     return True
 

@@ -63,9 +63,8 @@ def load_or_learn(corpus: Corpus) -> Tokenizer:
     read = list[str]()
     learned = learn(training_texts(corpus, read), settings, folder, corpus.size)
     kept = _kept(corpus)
-    if (
-        kept is not None
-    ):  # of the same text, which was not recognized before it was read
+    # The same text had been learned from, which was not recognized before it was read.
+    if kept is not None:
         return kept
     used = corpus.units_by_part()
     # Units of a large file were read before damage was found in it.

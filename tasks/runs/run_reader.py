@@ -281,9 +281,8 @@ class RunReader:
         lines = read_lines(
             self.folder.evaluations, EVALUATION_LINE, self.folder.read_id()
         )
-        if (
-            self.folder.evaluations.exists() and not lines
-        ):  # it is made with its first line
+        # The file is made with its first line.
+        if self.folder.evaluations.exists() and not lines:
             log.warning(
                 "%s has no measurement any more: what it had is lost.",
                 self.folder.evaluations,

@@ -98,9 +98,8 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     footer = file.seek(0, os.SEEK_END) - 8 - table.metadata.serialized_size
     start = min(max(column_ends, default=0), footer)
     file.seek(start)
-    if b"PAR1PAR1" in file.read(
-        footer - start
-    ):  # of one file's end and the next one's start
+    # One file's last bytes and the next one's first.
+    if b"PAR1PAR1" in file.read(footer - start):
         raise Unreadable(
             "holds several parquet files, one after another; give each as a file of its own"
         )

@@ -189,9 +189,8 @@ def _not_taken(url: str, fault: Exception) -> ConfigError:
 
 def _require_host(url: str) -> None:
     parts = urlsplit(url)
-    if (
-        not parts.hostname or parts.port == 0
-    ):  # `port` raises an error for one that is out of range
+    # `port` raises an error for one that is out of range.
+    if not parts.hostname or parts.port == 0:
         raise ValueError("it has no host, or port 0")
 
 

@@ -68,14 +68,12 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
     """
     rows = None
     bytes_used = dict[str, int]()
-    with contextlib.suppress(
-        Exception
-    ):  # a row table that cannot be read may be the very failure
+    # A row table that cannot be read may be the very failure.
+    with contextlib.suppress(Exception):
         if heartbeat.sample_rows and heartbeat.phase in ON_SAMPLES:
             rows = heartbeat.sample_rows()
-    with contextlib.suppress(
-        Exception
-    ):  # after some errors, every call of CUDA raises again
+    # After some errors, every call of CUDA raises again.
+    with contextlib.suppress(Exception):
         bytes_used = memory()
     return RankError(
         type=type(error).__name__,
@@ -122,9 +120,8 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
     except BaseException as raised:
         error = root_cause(raised)
         log.error("rank %d failed", rank, exc_info=raised)
-        with contextlib.suppress(
-            OSError
-        ):  # on a full disk only the log above is written
+        # On a full disk only the log above is written.
+        with contextlib.suppress(OSError):
             write_status(
                 attempt_dir,
                 rank,
@@ -134,8 +131,7 @@ def run_rank(attempt: AttemptPlan, attempt_dir: Path, rank: int) -> int:
                 describe(error, heartbeat),
             )
         if isinstance(error, torch.OutOfMemoryError):
-            with contextlib.suppress(
-                Exception
-            ):  # the status is what decides; this is for people
+            # The snapshot is for people; the status is what decides.
+            with contextlib.suppress(Exception):
                 dump_gpu_memory(attempt_dir / f"memory-{rank}.pickle")
         return exit_code(error)

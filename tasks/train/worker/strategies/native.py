@@ -67,9 +67,8 @@ class LossModule(nn.Module):
             size = self.model.config.segment_length
             input_ids = self.context.part(input_ids, size)
             labels = self.context.part(labels, size)
-        with (
-            self.autocast
-        ):  # in here, since DeepSpeed's engine switches off any around it
+        # Not around the step, since DeepSpeed's engine switches off any there.
+        with self.autocast:
             return self.model.loss(
                 input_ids, labels, documents, self.context, row_weights
             )[0]
