@@ -141,9 +141,8 @@ FORMS = ("sdpa", "blocked", "recomputed")
 COSTS = Path(__file__).with_name("results") / "attention-cpu.json"
 BACKENDS = Path(__file__).with_name("results") / "attention-backends.json"
 CALLS = 3
-RESERVED = (
-    0.1  # of the time, for other programs; Linux gives them 5 % of each second by force
-)
+# Part of the time for other programs; Linux gives them 5 % of each second by force.
+RESERVED = 0.1
 
 
 def try_forms(case: dict[str, Any], rounds: int) -> dict[str, list[float]]:

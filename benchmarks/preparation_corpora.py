@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-WORDS_OF_AN_ENTRY = (
-    30  # on average; a tenth of the entries of a dictionary have three times as many
-)
+# Words on average; a tenth of the entries of a dictionary have three times as many.
+WORDS_OF_AN_ENTRY = 30
 LONG = 10_000_000  # characters
 
 

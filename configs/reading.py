@@ -60,9 +60,8 @@ def _values(node: yaml.Node, counted: dict[int, int]) -> int:
     Nine lines of nine aliases each are 387 million.
     """
     if id(node) not in counted:
-        counted[id(node)] = (
-            0  # an alias that contains itself is refused where it is constructed
-        )
+        # An alias that contains itself is refused where it is constructed.
+        counted[id(node)] = 0
         inner: Any = node.value if isinstance(node, yaml.CollectionNode) else ()
         values = 1
         for entry in inner:

@@ -18,9 +18,8 @@ from infini_llama.tasks.records.record import first_fault
 if TYPE_CHECKING:
     from prefect.settings import Settings
 
-HEALTHY_WITHIN = (
-    180  # seconds that a server may take to start, where the user has not set it
-)
+# Seconds that a server may take to start, where the user has not set it.
+HEALTHY_WITHIN = 180
 
 START_TIMEOUT = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 

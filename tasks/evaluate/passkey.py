@@ -35,9 +35,8 @@ from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
 KNOWN_SEGMENTS = 4096  # different ones, whose outputs below the memory are kept
-BOUNDARIES_AFTER = (
-    8  # segment boundaries between what is hidden after a long text and its answer
-)
+# Segment boundaries between what is hidden after a long text and its answer.
+BOUNDARIES_AFTER = 8
 Result = TypeVar("Result")
 
 

@@ -71,12 +71,10 @@ from infini_llama.tasks.storage.record_files import append_line, read_lines
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 log = logging.getLogger("infini_llama.evaluate")
-MOST_FILLER = (
-    100_000  # tokens that filler has before it repeats; of held-out text, at least
-)
-EXTRA_SEGMENTS = (
-    8  # that a text may have beside those between what is hidden and the answer
-)
+# Tokens that filler has before it repeats; of held-out text, at least.
+MOST_FILLER = 100_000
+# Segments that a text may have beside those between what is hidden and the answer.
+EXTRA_SEGMENTS = 8
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SAMPLES = 10  # per length and depth
 

@@ -126,15 +126,12 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
     ]
     # device_map: its layers are called by other names than forward.
     _no_split_modules = ["Decoder"]  # noqa: RUF012
-    _is_stateful = (
-        True  # what was read cannot be taken back, as assisted generation would
-    )
-    accepts_loss_kwargs = (
-        True  # num_items_in_batch: the loss of one micro-batch of several
-    )
-    _supports_sdpa = (
-        True  # accepted, and without effect: the model chooses its own attention
-    )
+    # What was read cannot be taken back, as assisted generation would.
+    _is_stateful = True
+    # `num_items_in_batch`: the loss may be that of one micro-batch of several.
+    accepts_loss_kwargs = True
+    # Accepted, and without effect: the model chooses its own attention.
+    _supports_sdpa = True
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
     _llama: Llama

@@ -16,12 +16,10 @@ from infini_llama.tasks.records.plan import Finding, Severity, finding
 MIB = 1024**2
 GIB = 1024**3
 LEAST_SHARED = MIB // 4  # bytes, for the semaphores of a few processes
-FEWEST_FILES = (
-    64  # open at the same time; torchrun and a worker together need more than 30
-)
-FEWEST_ADDRESSES = (
-    1_400_000_000  # bytes; torch and gloo's threads take so many on a CPU
-)
+# Files open at the same time; torchrun and a worker together need more than 30.
+FEWEST_FILES = 64
+# Bytes of addresses: torch and gloo's threads take so many on a CPU.
+FEWEST_ADDRESSES = 1_400_000_000
 
 
 @dataclass(frozen=True)

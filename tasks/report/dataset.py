@@ -71,9 +71,8 @@ from infini_llama.tasks.storage.dataset_files import (
 
 SAMPLES = 3
 LENGTHS = {"p5": "5th percentile", "p95": "95th percentile"}
-MOST_TOKENS = (
-    50_000_000  # of a split whose frequencies are counted; more would only take time
-)
+# Tokens of a split whose frequencies are counted; more would only take time.
+MOST_TOKENS = 50_000_000
 BINS = 40
 COMMON = 24  # tokens in the table of the most frequent ones
 

@@ -14,9 +14,8 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PARENT_IS_GONE = 70
-LAUNCHER = (
-    "INFINI_LLAMA_LAUNCHER_PID"  # this process, for those that the command starts
-)
+# This process, for those that the command starts.
+LAUNCHER = "INFINI_LLAMA_LAUNCHER_PID"
 
 
 def die_with_parent(number: int, parent: int) -> None:

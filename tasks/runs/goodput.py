@@ -40,9 +40,8 @@ PART_OF = {
 FOR_THE_NEXT_STEP = ("data", "compute", "metrics_hook")
 NOT_TRAINING = ("start", "compile", "finish")
 LEDGER = "time.jsonl"
-CLOCK_SECONDS = (
-    1e-4  # by which the sum of a ledger's times may differ from its last time
-)
+# Seconds by which the sum of a ledger's times may differ from its last time.
+CLOCK_SECONDS = 1e-4
 log = logging.getLogger("infini_llama.runs")
 
 

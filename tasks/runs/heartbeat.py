@@ -26,9 +26,8 @@ PHASES = (
 LINE = "{step:>12} {phase:<12} {time:>20.6f}\n"
 BEYOND_LINE = len(LINE.format(step=0, phase="", time=0.0))
 PUBLISH_SECONDS = 1.0
-UNKNOWN = (
-    30  # times runtime.hang_timeout that a phase may take whose duration is not known
-)
+# Times runtime.hang_timeout that a phase may take whose duration is not known.
+UNKNOWN = 30
 # File in the attempt's folder: every rank of another machine writes its stacks into its log.
 STACKS = "write-stacks"
 

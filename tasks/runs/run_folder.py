@@ -40,9 +40,8 @@ from infini_llama.tasks.storage.record_files import (
     write_fields,
 )
 
-RUN_ID = (
-    "run_id"  # a field of each record of a run; the checksums of its lines depend on it
-)
+# A field of each record of a run; the checksums of its lines depend on it.
+RUN_ID = "run_id"
 NOT_RETRIED = "not-retried"  # in an attempt's folder
 RecordType = TypeVar("RecordType", bound=Record)
 AnyStep = TypeVar("AnyStep", bound=StepLine)

@@ -32,9 +32,8 @@ from infini_llama.tasks.train.locking import local_gpus
 from infini_llama.tasks.train.retries import Retries
 
 log = logging.getLogger("infini_llama.train")
-MOST_RETRIES = (
-    1000  # Prefect counts all retries together; `Retries` limits those without progress
-)
+# Prefect counts all retries together; `Retries` limits those without progress.
+MOST_RETRIES = 1000
 # A global concurrency limit, in force where `deploy --gpus` has made it.
 GPU_LIMIT = "infini-llama-gpu"
 SUSPENDED = timedelta(days=30)  # that a suspended run can be resumed

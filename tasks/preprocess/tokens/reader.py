@@ -22,9 +22,8 @@ from infini_llama.tasks.storage.artifacts import (
     verify_checksum,
 )
 
-BEGINNING = (
-    32  # tokens of a text that is held out, of which the first words are a prompt
-)
+# Tokens of a text that is held out, of which the first words are a prompt.
+BEGINNING = 32
 BROKEN = "\ufffd"  # what decoders write for a part of a character
 PROMPT_LETTERS = 60  # of those words at most
 COUNTED_ROWS = 4096  # of a split, in which rows without targets are looked for

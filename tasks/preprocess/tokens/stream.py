@@ -126,9 +126,8 @@ class TokenStream:
         first = int(np.searchsorted(offsets, begin, side="right")) - 1
         last = int(np.searchsorted(offsets, end))
         widths = self._token_bytes[values[offsets[first] : offsets[last]]]
-        widths[offsets[first + 1 : last + 1] - offsets[first] - 1] = (
-            0  # ends stand for no text
-        )
+        # Ends stand for no text.
+        widths[offsets[first + 1 : last + 1] - offsets[first] - 1] = 0
         number = self.first_documents[shard]
         sizes = self._document_bytes[number + first : number + last]
         shares = share_bytes(widths, offsets[first : last + 1] - offsets[first], sizes)

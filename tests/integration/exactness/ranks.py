@@ -50,9 +50,8 @@ class Noted(TrainBatches):
 
 def main() -> None:
     trainer.TrainBatches = Noted
-    step_metrics.SIZE["cpu"] = (
-        64  # smaller matrices: measuring the peak takes seconds in fp16
-    )
+    # Smaller matrices: measuring the peak takes seconds in fp16.
+    step_metrics.SIZE["cpu"] = 64
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     for item in json.loads(Path(sys.argv[1]).read_text()):

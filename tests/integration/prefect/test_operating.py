@@ -16,9 +16,8 @@ from support.laboratory import inject
 
 ROOT = Path(__file__).parents[3]
 SECRET = "hunter2"
-FIELD = (
-    "document.querySelector('textarea')"  # the run's name, the first key of the form
-)
+# The run's name, the first key of the form.
+FIELD = "document.querySelector('textarea')"
 SAVE_BLOCK = "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('words', overwrite=True)"
 HAS_SECRET = """
 def change(module):

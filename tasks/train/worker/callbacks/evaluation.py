@@ -28,9 +28,8 @@ from infini_llama.tasks.train.worker.callbacks.step_metrics import StepMetrics
 from infini_llama.tasks.train.worker.data.loader import to_batch
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 
-SEQUENCES = (
-    64  # validation sequences per evaluation, where train.eval_tokens is not set
-)
+# Validation sequences per evaluation, where train.eval_tokens is not set.
+SEQUENCES = 64
 
 
 @dataclass(frozen=True)

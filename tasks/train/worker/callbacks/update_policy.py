@@ -17,12 +17,10 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
 
 HISTORY = 128  # losses in which spikes are looked for
 ENOUGH = 32  # with fewer losses nothing is a spike
-NORMAL = (
-    1.4826  # median absolute deviation to standard deviation, for a normal distribution
-)
-MEAN_NORMAL = (
-    1.2533  # mean absolute deviation to standard deviation, for a normal distribution
-)
+# Median absolute deviation to standard deviation, for a normal distribution.
+NORMAL = 1.4826
+# Mean absolute deviation to standard deviation, for a normal distribution.
+MEAN_NORMAL = 1.2533
 # Share of the median, or of one nat: losses that hardly differ make no spike of a small difference.
 SMALLEST = 1e-3
 FIRST_SCALE = 2.0**16

@@ -58,9 +58,8 @@ def test_an_induction_head_is_found():
     vectors = torch.nn.functional.normalize(torch.randn(4000, size)) * 8
     model.model.embed_tokens.weight.zero_()
     model.model.embed_tokens.weight[:, :size] = vectors
-    model.model.embed_tokens.weight[:, -1] = (
-        8.0  # the same in every token: what positions are compared by
-    )
+    # The same in every token: what positions are compared by.
+    model.model.embed_tokens.weight[:, -1] = 8.0
     head_1, head_2 = slice(size, 2 * size), slice(2 * size, 3 * size)
     angles = 1e30 ** (-2 * torch.arange(size // 2) / size)
     # of the constant: a key as it is, and a query that is turned back by one position

@@ -505,9 +505,8 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(
         words[last],
         9,
     }
-    kept.max_new_tokens = (
-        20  # as transformers' Trainer, which changes it before it saves
-    )
+    # As transformers' Trainer does, which changes it before it saves.
+    kept.max_new_tokens = 20
     kept.save_pretrained(tmp_path / "again")
 
 
