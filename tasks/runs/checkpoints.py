@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.records.record import first_fault
 from infini_llama.tasks.records.train_state import SKIP_WINDOW, TrainState
 from infini_llama.tasks.storage.artifacts import (
@@ -78,9 +79,14 @@ def verify(path: Path, checksums: bool) -> Checkpoint:
         raise Damaged(
             f"{path} holds the checkpoint of step {step}, not of the step in its name."
         )
+    return described(path, manifest)
+
+
+def described(path: Path, manifest: AnyManifest) -> Checkpoint:
+    """The checkpoint that is committed at `path`, by its manifest."""
     return Checkpoint(
         path,
-        step,
+        manifest.content.get("step", -1),
         manifest.content.get("validation_loss"),
         manifest.digest,
     )
@@ -266,12 +272,23 @@ def superseded(
     keep: int,
     permanent_every: int | None = None,
 ) -> list[Path]:
-    """Committed checkpoints beyond the `keep` newest.
+    """Committed checkpoints that need not be kept; see `superseded_among`."""
+    return superseded_among(committed(folder), keep, permanent_every)
+
+
+def superseded_among(
+    checkpoints: list[Checkpoint],
+    keep: int,
+    permanent_every: int | None,
+) -> list[Path]:
+    """Checkpoints beyond the `keep` newest.
 
     Not among them are the best one, the one to which a first rollback would go, and those of every
     `permanent_every`-th step, which do not count as one of the `keep`.
+
+    Args:
+        checkpoints: newest first; the newest one is on this machine.
     """
-    checkpoints = committed(folder)
     passing = [
         path
         for path, step, *_ in checkpoints

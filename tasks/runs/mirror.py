@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from infini_llama.configs.errors import (
@@ -26,15 +27,16 @@ from infini_llama.configs.errors import (
     shown_url,
     words_of,
 )
-from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.tasks.records.dataset import (
     DatasetPlan,
     DatasetRef,
     PlannedTable,
     RowTableRef,
 )
+from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.runs import checkpoints
-from infini_llama.tasks.runs.checkpoints import KIND
+from infini_llama.tasks.runs.checkpoints import KIND, Checkpoint
 from infini_llama.tasks.runs.run_folder import RUN_ID, RunFolder
 from infini_llama.tasks.runs.start_records import start_records
 from infini_llama.tasks.storage.artifacts import (
@@ -133,19 +135,31 @@ class Mirror:
 
         They are given as the local paths they would have.
         """
+        return [path for path in self.begun(folder) if self.is_whole(path)]
+
+    def begun(self, folder: Path) -> list[Path]:
+        """As `kept`, also those whose copying did not end."""
         place = self.place(folder)
         self.files.invalidate_cache()
         if not self._exists(place):
             return []
-        names = [
-            PurePosixPath(entry["name"]).name
-            for entry in self.files.ls(place, detail=True)
-        ]
-        return [
-            folder / name
-            for name in sorted(names)
-            if self._exists(f"{place}/{name}/{MANIFEST}")
-        ]
+        entries = self.files.ls(place, detail=True)
+        names = [PurePosixPath(entry["name"]).name for entry in entries]
+        return [folder / name for name in sorted(names)]
+
+    def is_whole(self, path: Path) -> bool:
+        """Whether all of the artifact at `path` was copied."""
+        return self._exists(f"{self.place(path)}/{MANIFEST}")
+
+    def manifest(self, path: Path, kind: str) -> AnyManifest:
+        """The manifest of the copy of the artifact at `path`.
+
+        Raises:
+            Damaged: see `read_manifest`.
+        """
+        with TemporaryDirectory() as folder:
+            self._fetch(path / MANIFEST, Path(folder) / MANIFEST)
+            return read_manifest(Path(folder), kind)
 
     def read(self, path: Path) -> bytes:
         """The bytes of one file that is kept; none where it is not."""
@@ -162,7 +176,7 @@ class Mirror:
         """
         if has_all_files(path, kind):  # a killed command had restored it
             return True
-        if not self._exists(f"{self.place(path)}/{MANIFEST}"):
+        if not self.is_whole(path):
             return False
         with staged(path) as folder:
             try:
@@ -263,9 +277,8 @@ def restore_run(config: PipelineConfig) -> None:
         mirror = Mirror(config.storage.mirror, config.runtime.home.resolve())
         for path in reversed(mirror.kept(run.checkpoints)):
             if mirror.restore(path, KIND):
-                for (
-                    record
-                ) in run.records:  # the lineage last: where it is, everything is
+                # The lineage is the last: where it is, everything is.
+                for record in run.records:
                     mirror.restore_file(record)
                 return
 
@@ -345,7 +358,8 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     home = config.runtime.home.resolve()
     over = threading.Event()
     of_dataset = _of_dataset(home / reference.path, reference.row_tables)
-    copying = _Copying(url, home, RunFolder.of(config.runtime), of_dataset)
+    run = RunFolder.of(config.runtime)
+    copying = _Copying(url, home, run, config.train, of_dataset)
 
     def copy() -> None:
         logged = ""
@@ -387,11 +401,13 @@ class _Copying:
         url: str,
         home: Path,
         run: RunFolder,
+        train: TrainingConfig,
         of_dataset: list[tuple[Path, str]],
     ) -> None:
         self.url = url
         self.home = home
         self.run = run
+        self.train = train
         self.of_dataset = of_dataset
         self.copied: set[Path] = set()
         self.begun = checkpoints.latest_step(run.checkpoints)
@@ -433,29 +449,28 @@ class _Copying:
         for path, kind in self.of_dataset:
             _keep(mirror, self.run, path, kind)
             self.copied.add(path)
-        if _has_other_run(mirror, self.run):
+        if mirror.kept(self.run.checkpoints) and _has_other_run(mirror, self.run):
             return (
                 f"the mirror has another run of the name {self.run.path.name}, with another "
                 f"{RUN_ID}; nothing of this one is copied. Choose another runtime.name or "
                 "storage.mirror, or remove the copy of the other one."
             )
         ahead = _of_another(mirror, self.run)
-        if not ahead:
-            for path, kind in of_run:
-                _keep(mirror, self.run, path, kind)
-                self.copied.add(path)
-            if last:
-                _records(mirror, self.run)
-                self.copied.add(self.run.path)
-        _delete_pruned(mirror, self.run)
-        if not ahead:
-            return ""
-        return (
-            f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.path.name}, but "
-            f"this machine continues from step {self.begun}; to use the mirror's copy, move "
-            f"{self.run.path} away. Nothing is copied to the mirror until this machine has passed "
-            "that step."
-        )
+        if ahead:
+            return (
+                f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.path.name}, "
+                f"but this machine continues from step {self.begun}; to use the mirror's copy, "
+                f"move {self.run.path} away. Nothing is copied to the mirror until this machine "
+                "has passed that step."
+            )
+        for path, kind in of_run:
+            _keep(mirror, self.run, path, kind)
+            self.copied.add(path)
+        if last:
+            _records(mirror, self.run)
+            self.copied.add(self.run.path)
+        _delete_pruned(mirror, self.run, self.train)
+        return ""
 
     def _not_copied(self) -> str:
         paths = [
@@ -514,7 +529,12 @@ def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
         return
     if kind == KIND:
         _records(mirror, run)
-    sent = mirror.keep(path, kind)
+    try:
+        sent = mirror.keep(path, kind)
+    except (Damaged, FileNotFoundError):
+        if path.exists():
+            raise
+        return  # it was pruned meanwhile, and `_delete_pruned` deletes the part
     log.info("%s was copied to %s (%.1f MB)", path.name, mirror.url, sent / 1e6)
 
 
@@ -558,17 +578,32 @@ def _of_another(mirror: Mirror, run: RunFolder) -> Path | None:
     )
 
 
-def _delete_pruned(mirror: Mirror, run: RunFolder) -> None:
-    """Follow the pruning of this run's checkpoints, and its going back to an older one."""
-    committed = [
-        checkpoint.path for checkpoint in checkpoints.committed(run.checkpoints)
-    ]
-    newest = checkpoints.step_of(committed[0]) if committed else 0
-    for path in mirror.kept(run.checkpoints):
-        if path in committed:
+def _delete_pruned(mirror: Mirror, run: RunFolder, train: TrainingConfig) -> None:
+    """Follow the pruning of this run's checkpoints, and its going back to an older one.
+
+    Checkpoints of a machine that was lost may be in the mirror alone. They are pruned by the same
+    rule, so that the best one and permanent ones stay.
+    """
+    here = checkpoints.committed(run.checkpoints)
+    paths_here = {checkpoint.path for checkpoint in here}
+    there = list[Checkpoint]()
+    for path in mirror.begun(run.checkpoints):
+        if path in paths_here:
             continue
-        if checkpoints.step_of(path) < newest or _abandoned(mirror, path):
+        is_older = bool(here) and checkpoints.step_of(path) < here[0].step
+        is_part = not mirror.is_whole(path)
+        if _abandoned(mirror, path) or (is_older and is_part):
             mirror.delete(path)
+        elif is_older:
+            with suppress(Damaged):  # of a copy that is damaged, nothing is known
+                manifest = mirror.manifest(path, KIND)
+                there.append(checkpoints.described(path, manifest))
+    everywhere = sorted([*here, *there], key=lambda one: one.step, reverse=True)
+    pruned = checkpoints.superseded_among(
+        everywhere, train.save_total_limit, train.save_permanent_every
+    )
+    for path in {checkpoint.path for checkpoint in there} & set(pruned):
+        mirror.delete(path)
 
 
 def _abandoned(mirror: Mirror, path: Path) -> bool:

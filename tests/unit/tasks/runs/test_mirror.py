@@ -56,13 +56,17 @@ def bucket():
         yield "mirror"
 
 
-def checkpoint(run: Path, step: int, text: str = "weights") -> Path:
+def checkpoint(
+    run: Path, step: int, text: str = "weights", loss: float | None = None
+) -> Path:
     target = checkpoints.checkpoint_path(run / "checkpoints", step)
     staged = staging(target)
     (staged / "tensors.bin").write_text(f"{text} {step}")
     (staged / "deeper").mkdir()
     (staged / "deeper" / "state.json").write_text("{}")
-    commit(staged, target, checkpoints.KIND, {}, {"step": step})
+    (staged / checkpoints.STATE_FILE).write_text("{}")
+    content = {"step": step, "validation_loss": loss}
+    commit(staged, target, checkpoints.KIND, {}, content)
     return target
 
 
@@ -74,8 +78,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
     }
 
 
-def settings(home: Path, url: str | None) -> PipelineConfig:
-    source = {"data": {"source": "python-stdlib"}}
+def settings(home: Path, url: str | None, **sections: object) -> PipelineConfig:
+    source = {"data": {"source": "python-stdlib"}} | sections
     return parse_config(
         source
         | {"storage": {"mirror": url}, "runtime": {"home": str(home), "name": "one"}}
@@ -198,16 +202,81 @@ def test_an_empty_machine_resumes_from_the_mirror(
     assert (run / "metrics.jsonl").read_text() == '{"step": 10}\n' and (
         run / "lineage.json"
     ).exists()
-    checkpoint(run, 40)
-    with mirrored(wanted, reference):
-        shutil.rmtree(run / "checkpoints" / "step-00000020")
-    assert [path.name for path in Mirror(url, home).kept(run / "checkpoints")] == [
-        "step-00000040"
-    ]
-    shutil.rmtree(run / "checkpoints" / "step-00000040")
+    for committed in checkpoints.committed(run / "checkpoints"):
+        shutil.rmtree(committed.path)
     restore_run(wanted)
     copy_all(wanted, reference)
     assert "step 0" in caplog.text and not checkpoints.committed(run / "checkpoints")
+
+
+def prune(run: Path, config: PipelineConfig) -> None:
+    train = config.train
+    checkpoints.point_and_prune(
+        run / "checkpoints", train.save_total_limit, train.save_permanent_every
+    )
+
+
+def test_after_a_restore_the_mirror_keeps_the_best_and_the_permanent_checkpoints(
+    url, home, reference, run
+):
+    """The machine that is lost had them, the one that goes on has fetched the newest alone."""
+    train = {"save_total_limit": 2, "save_permanent_every": 50, "save_steps": 10}
+    wanted = settings(home, url, train=train)
+    for step, loss in ((20, 2.0), (30, 1.5), (50, 1.9), (60, 1.8), (70, 1.7)):
+        checkpoint(run, step, loss=loss)
+    (run / "lineage.json").write_text("{}")
+    prune(run, wanted)
+    copy_all(wanted, reference)
+    assert steps_kept(url, run) == [30, 50, 60, 70]
+    shutil.rmtree(run)
+    restore_run(wanted)
+    copy_all(wanted, reference)
+    assert steps_kept(url, run) == [30, 50, 60, 70]
+    for step in (80, 90):
+        checkpoint(run, step, loss=1.6)
+        prune(run, wanted)
+        copy_all(wanted, reference)
+    assert steps_kept(url, run) == [30, 50, 80, 90]
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_copied_leaves_no_part(
+    url, home, monkeypatch, caplog, reference, run
+):
+    wanted = settings(home, url, train={"save_total_limit": 2})
+    keep_file = Mirror.keep_file
+
+    def slowly(mirror: Mirror, path: Path) -> None:
+        keep_file(mirror, path)
+        if path.parent.name == "step-00000010":  # training goes on
+            for step in (20, 30):
+                if not checkpoints.checkpoint_path(run / "checkpoints", step).exists():
+                    checkpoint(run, step)
+            prune(run, wanted)
+
+    monkeypatch.setattr(Mirror, "keep_file", slowly)
+    checkpoint(run, 10)
+    copy_all(wanted, reference)
+    monkeypatch.undo()
+    copy_all(wanted, reference)
+    begun = Mirror(url, home).begun(run / "checkpoints")
+    assert [checkpoints.step_of(path) for path in begun] == [20, 30]
+    assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
+
+
+def test_a_run_that_saved_nothing_does_not_keep_the_next_one_from_the_mirror(
+    url, home, caplog, reference, run
+):
+    wanted = settings(home, url)
+    for steps in ((), (10,)):
+        run.mkdir(parents=True, exist_ok=True)
+        RunFolder(run).write(run / "lineage.json", make_lineage())
+        for step in steps:
+            checkpoint(run, step)
+        copy_all(wanted, reference)
+        first = run.rename(home / f"lost-{len(steps)}")
+        restore_run(wanted)
+    assert steps_kept(url, run) == [10] and "another run" not in caplog.text
+    assert RunFolder(first).read_id() == RunFolder(run).read_id()
 
 
 def test_of_two_commands_that_restore_a_run_the_second_leaves_it_to_the_first(
