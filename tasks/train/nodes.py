@@ -91,6 +91,7 @@ def join(
             grace period ended first.
     """
     taken: set[Path] = set()
+    ended_before = len(read_attempts(run))  # by an earlier command, perhaps
     was_supervised = False
     since = time.monotonic()
     while True:
@@ -109,8 +110,9 @@ def join(
                 since = time.monotonic()
                 was_supervised = True
         elif last is not None and was_supervised and not newest:
-            is_over = not _continues(run, last, is_supervised)
-            if is_over:
+            # Before its first attempt, a supervisor verifies the checkpoint.
+            has_ended = len(ends) > ended_before or not is_supervised
+            if has_ended and not _continues(run, last, is_supervised):
                 return last
         if time.monotonic() - since > timeout:
             if last is None:
