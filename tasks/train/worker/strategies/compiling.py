@@ -69,7 +69,7 @@ class Compiled:
 
     def switch_off(self) -> None:
         for part in self.parts:
-            del part.forward
+            part.__dict__.pop("forward", None)
 
 
 def compile_if_it_agrees(
@@ -141,7 +141,7 @@ def disagreement(
     ranks: Ranks,
     tolerance: float,
 ) -> str:
-    """Why compiled code cannot be used, empty where it can; leaves it switched on."""
+    """Why compiled code cannot be used, empty where it can; then it is left switched on."""
     eager_loss = first_batch()
     expected = {name: gradient.clone() for name, gradient in _gradients(module)}
     module.zero_grad(set_to_none=True)
@@ -152,7 +152,9 @@ def disagreement(
     except Exception as error:  # a missing compiler, or a defect of it
         words = next(iter(str(error).strip().splitlines()), "no message")
         fault = f"it cannot be compiled here ({type(error).__name__}: {words})"
-        loss = 0.0
+        # DDP of the other ranks waits for this one's gradients.
+        compiled.switch_off()
+        loss = first_batch()
     failed_ranks = ranks.sum(float(fault != ""))[0]
     if failed_ranks:
         module.zero_grad(set_to_none=True)
