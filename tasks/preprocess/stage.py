@@ -214,6 +214,7 @@ class Preparation:
             # `gc` deletes no unit meanwhile, also none that another preparation reads.
             Lock(locks / "units.lock", wait=FOREVER, shared=True),
         ):
+            self.corpus.read_unreachable_again()
             if repair:
                 planned = self.plan()
                 with self._locked_dataset(planned):

@@ -212,14 +212,14 @@ def prepare_parts(
                 part = pending.pop(future)
                 try:
                     report = future.result()
+                    for following in islice(waiting, 1):
+                        pending[pool.submit(following)] = following
                 except pool.worker_died:
                     raise PipelineError(
                         f"a worker of preprocess was killed at or near {part}, perhaps for lack of "
                         "memory. Finished units are kept: run the same command again, with more "
                         "memory per worker (a smaller data.num_workers)."
                     ) from None
-                for following in islice(waiting, 1):
-                    pending[pool.submit(following)] = following
                 yield part, report
 
 

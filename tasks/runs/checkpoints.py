@@ -389,6 +389,11 @@ def _explicit(folder: Path, path: Path) -> Path:
     step = verify(path, checksums=True).step
     if path.parent == folder.resolve():
         abandon_newer(folder, step)
+    elif path.parent == folder.resolve() / "abandoned" and committed(folder):
+        raise ConfigError(
+            f"runtime.resume={path} was abandoned by this run; to use it again, move it into "
+            f"{folder}, and set runtime.resume to it there."
+        )
     elif committed(folder):
         raise ConfigError(
             f"runtime.resume={path} belongs to another run, but {folder} has checkpoints of its "

@@ -421,7 +421,8 @@ def token_bytes(tokenizer: Tokenizer, split_special_tokens: bool) -> np.ndarray:
         else:
             lengths[number] = len(written.replace("▁", " ").encode())
     unknown = unknown_id(tokenizer)
-    if unknown is not None:
+    # A special token that text may spell stands for its own bytes, also if it is the unknown one.
+    if unknown is not None and (unknown not in added or split_special_tokens):
         lengths[unknown] = 0
     return lengths
 

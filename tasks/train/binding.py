@@ -208,13 +208,19 @@ def refuse_unused_settings(binding: Binding) -> None:
     """Refuse other settings of a run that has nothing left to do."""
     step = binding.finished_at
     changed = binding.changed_settings(Resume.INEXACT)
-    if step is not None and changed:
-        raise ConfigError(
-            f"run {binding.run.path.name} has finished at step {step} with other settings; use "
-            "those, choose another runtime.name, or set runtime.resume to one of its checkpoints. "
-            "Differences",
-            changed,
+    if step is None or not changed:
+        return
+    advice = "set runtime.resume to one of its checkpoints"
+    if binding.config.runtime.resume not in checkpoints.RULES:
+        advice = (
+            "set runtime.resume to another checkpoint: "
+            "it has started from this one already"
         )
+    raise ConfigError(
+        f"run {binding.run.path.name} has finished at step {step} with other settings; use "
+        f"those, choose another runtime.name, or {advice}. Differences",
+        changed,
+    )
 
 
 def refuse_short_curriculum(binding: Binding) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -459,6 +459,7 @@ def _text(dataset: Path, units: Path) -> str:
         return _sentence_of_loss(meta.inexpressible)
     sizes = np.load(dataset / TOKEN_BYTES, allow_pickle=False).astype(np.int64)
     unit_of = _units_by_stream(units / meta.recipe) if meta.recipe else {}
+    has_whole_table = cache(_has_whole_table)
     hashes = defaultdict[Path, set[bytes]](set)
     documents = 0
     unknown = 0
@@ -475,7 +476,7 @@ def _text(dataset: Path, units: Path) -> str:
                 )
             documents += 1
             unit = unit_of.get(manifest.files[shard.file].checksum)
-            if unit:
+            if unit and has_whole_table(unit):
                 hashes[unit].add(xxh3_128_digest(text.encode()))
             else:
                 unknown += 1
@@ -491,11 +492,11 @@ def _text(dataset: Path, units: Path) -> str:
         )
     if not hashes:
         return (
-            f"{compared}; their hashes are not compared, since their units were removed or used in "
-            "part"
+            f"{compared}; their hashes are not compared, since their units were removed, damaged "
+            "or used in part"
         )
     words = (
-        f", but not those of {unknown}, whose units were removed or used in part"
+        f", but not those of {unknown}, whose units were removed, damaged or used in part"
         if unknown
         else ""
     )
@@ -572,6 +573,17 @@ def _units_by_stream(recipe: Path) -> dict[str, Path]:
                 if name.endswith(".arrow")
             }
     return units
+
+
+def _has_whole_table(unit: Path) -> bool:
+    """Whether a unit's table of documents has the bytes of its manifest."""
+    try:
+        entry = read_unit(unit, unit.name).files[DOCUMENTS]
+        verify_checksum(unit / DOCUMENTS, entry.checksum)
+    except Damaged as fault:
+        log.warning("%s The hashes of its documents are not compared.", fault)
+        return False
+    return True
 
 
 def _known(table: Path, hashes: set[bytes]) -> set[bytes]:

@@ -83,6 +83,7 @@ class PartReport(Record):
     """The result of reading a part: its units in order, and how many records are no documents.
 
     Attributes:
+        unreachable: damaged files that could not be opened or read, and may be at another time.
         bad: the first damaged places, in words.
         is_readable: False where all of its files are damaged and skipped, so that nothing of the
             part is used.
@@ -94,6 +95,7 @@ class PartReport(Record):
     too_short: int
     bad_records: int
     bad_files: int
+    unreachable: int = 0
     bad: tuple[str, ...]
     is_readable: bool
 
@@ -256,6 +258,7 @@ class PartReader:
         self.too_short = 0
         self.bad_records = 0
         self.bad_files = 0
+        self.unreachable = 0
         self.bad: list[str] = []
 
     def units(self) -> Iterator[Documents]:
@@ -282,6 +285,7 @@ class PartReader:
             too_short=self.too_short,
             bad_records=self.bad_records,
             bad_files=self.bad_files,
+            unreachable=self.unreachable,
             bad=tuple(self.bad[:NAMED]),
             is_readable=self.bad_files < len(self.part.files),
         )
@@ -328,6 +332,7 @@ class PartReader:
             reason = str(error)
             if isinstance(error, OSError):
                 reason = f"cannot be read ({error.strerror})"
+                self.unreachable += 1
             self._skip(file, reason)
             self.bad_files += 1
             return

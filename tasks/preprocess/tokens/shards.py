@@ -201,11 +201,8 @@ def map_array(file: Path) -> np.ndarray:
     try:
         with mapping(file):
             return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (
-        OSError,
-        ValueError,
-        TokenError,
-    ) as error:  # numpy reads the header as Python
+    except (OSError, ValueError, EOFError, TokenError) as error:
+        # numpy reads the header as Python.
         raise DataError(f"{file} is not a readable array ({error}).") from None
 
 

@@ -158,6 +158,25 @@ def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):
     )
 
 
+def test_a_damaged_line_is_the_same_one_under_another_spelling_of_its_path(
+    data, tmp_path, monkeypatch
+):
+    """Its words in the report have the path as it was given."""
+    folder = tmp_path / "text"
+    write_files(folder, (f"words of text {n} " * 40 for n in range(4)))
+    (folder / "lines.jsonl").write_text('{"text": "some words"}\n{"text": \n')
+    monkeypatch.setattr("infini_llama.tasks.preprocess.tokens.parts.SETTLED", -(10**10))
+    monkeypatch.chdir(tmp_path)
+    settings = {"on_bad_input": "skip"}
+    first = preprocess(data(files=["text"], **settings), tmp_path / "home")
+    other = {"tokenizer": {"vocab_size": 280}}
+    again = preprocess(
+        data(files=[str(folder)], **settings, **other), tmp_path / "home"
+    )
+    left_out = [reference.text.left_out for reference in (first, again)]
+    assert [reasons.bad_records for reasons in left_out] == [1, 1]
+
+
 def test_text_that_spells_the_end_of_text_token_does_not_end_a_document(data, tmp_path):
     texts = (f"{EOS} number {number} {EOS}{EOS} ends {EOS}" for number in range(30))
     reference = preprocess(

@@ -20,6 +20,7 @@ from infini_llama.tasks.tokenizers.engines import reference_engine
 from infini_llama.tasks.tokenizers.expressed import Losses, has_all_bytes, keeps_text
 from infini_llama.tasks.tokenizers.tokenizer import token_bytes, train
 from infini_llama.tasks.verify_data.checks import verify
+from support.damage import reseal
 
 LETTERS = [chr(letter) for letter in range(32, 127)]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -226,5 +227,6 @@ def test_deep_verification_compares_with_the_text_itself(data, tmp_path):
     table = np.load(unit)
     table["hash"][:] = 0
     np.save(unit, table)
+    reseal(unit.parent)
     with pytest.raises(DataError, match="hashes differ"):
         verify(reference, tmp_path, "deep")

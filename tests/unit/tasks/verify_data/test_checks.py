@@ -17,12 +17,14 @@ from infini_llama.tasks.preprocess.tokens.shards import (
     map_shard,
     save_array,
 )
+from infini_llama.tasks.preprocess.tokens.units import DOCUMENTS
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
 from infini_llama.tasks.runs.gc import Rules, collect
 from infini_llama.tasks.storage.artifacts import MANIFEST, read_dataset, staging
 from infini_llama.tasks.verify_data import checks
 from infini_llama.tasks.verify_data.checks import verify
 from support.damage import flip, reseal
+from support.texts import write_files
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -372,6 +374,29 @@ def test_a_document_in_both_splits_is_found_by_deep(built, dataset, row_table):
 def test_an_end_of_text_token_that_text_could_hold_is_no_text(data, dataset, tmp_path):
     tokenizer = {"path": str(dataset / "tokenizer.json"), "eos": "Q"}
     verify(preprocess(data(tokenizer=tokenizer), tmp_path), tmp_path, "deep")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_special_token_that_text_spells_stands_for_its_bytes(data, tmp_path, kind):
+    """The unknown token of a WordPiece tokenizer is the end of text, too."""
+    texts = (f"words <|endoftext|> and {number} more " * 40 for number in range(40))
+    write_files(tmp_path / "text", texts)
+    tokenizer = {"kind": kind, "vocab_size": 300, "split_special_tokens": False}
+    settings = data(files=[str(tmp_path / "text")], tokenizer=tokenizer)
+    verify(preprocess(settings, tmp_path / "home"), tmp_path / "home", "deep")
+
+
+@pytest.mark.parametrize("damage", ["empty", "flipped", "missing"])
+def test_a_damaged_table_of_a_unit_does_not_accuse_the_dataset(built, damage):
+    home, reference = built
+    for table in home.glob(f"units/*/*/{DOCUMENTS}"):
+        whole = table.read_bytes()
+        table.unlink()
+        if damage == "empty":
+            table.touch()
+        elif damage == "flipped":
+            table.write_bytes(whole[:128] + bytes(255 - byte for byte in whole[128:]))
+    assert "are not compared" in detail_of_text(reference, home)
 
 
 def detail_of_text(reference: DatasetRef, home: Path) -> str:

@@ -269,6 +269,25 @@ def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(
     assert look()[1] == ["1.txt", "3.txt"] and look()[1] == []
 
 
+def test_a_file_that_could_not_be_read_is_read_once_access_is_granted(
+    folder, tmp_path, web, data, monkeypatch
+):
+    monkeypatch.setattr(parts, "RUN_BYTES", 1)  # each file is a part
+    write_files(
+        folder.parent / "granted", (f"words of text {n} " * 40 for n in range(4))
+    )
+    settings = data(files=[f"{web.url}/granted/*"], on_bad_input="skip")
+    web.faults = ["403"]
+    before = preprocess(settings, tmp_path)
+    web.faults = ["403"]
+    assert changed(preprocess(settings, tmp_path), built=[]) == changed(
+        before, built=[]
+    )
+    after = preprocess(settings, tmp_path)
+    assert (before.text.left_out.bad_files, after.text.left_out.bad_files) == (1, 0)
+    assert after == changed(preprocess(settings, tmp_path), built=after.built)
+
+
 def test_a_row_group_in_the_middle_costs_itself(tmp_path, web, monkeypatch):
     monkeypatch.setattr(remote, "BLOCK", 4096)
     texts = [os.urandom(500).hex() for _ in range(2000)]
