@@ -1,16 +1,20 @@
 """Preparing data in real processes: killed anywhere, asked to stop, on a full disk, and with several workers."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from infini_llama.configs.errors import PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.preprocess import learning, workers
+from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
-from infini_llama.tasks.preprocess.tokens import units
+from infini_llama.tasks.preprocess.tokens import parts, units
 from infini_llama.tasks.preprocess.workers import MOST_THREADS
 from infini_llama.tasks.storage.artifacts import check
 from support.laboratory import inject
@@ -225,6 +229,28 @@ def test_workers_die_with_their_parent_and_the_next_build_resumes(
         child.communicate()
     assert changed(preprocess(settings, home), built=[]) == changed(whole, built=[])
     assert digests(home / "datasets") == digests(tmp_path / "whole" / "datasets")
+
+
+def test_a_worker_that_is_killed_between_two_parts_is_named(
+    data, tmp_path, small_parts, monkeypatch
+):
+    """Parts that were ready by then are used, and no other one can be started."""
+    remember = Corpus._remember
+
+    def remember_and_kill(*arguments):
+        remember(*arguments)
+        started = multiprocessing.active_children()
+        time.sleep(1 if started else 0)  # the other parts that were started are ready
+        for worker in started:
+            worker.kill()
+            worker.join()
+
+    monkeypatch.setattr(parts, "RUN_BYTES", 1)  # each file is a part
+    monkeypatch.setattr(workers, "MOST_THREADS", 1)
+    monkeypatch.setattr(Corpus, "_remember", remember_and_kill)
+    with pytest.raises(PipelineError) as raised:
+        preprocess(data(num_workers=2), tmp_path)
+    assert raised.value.exit_code == 70
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
