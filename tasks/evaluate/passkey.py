@@ -22,6 +22,7 @@ from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import PIECE, Llama, States
 from infini_llama.model.segment_states import InfiniState
 from infini_llama.tasks.preprocess.sources.passkey import (
+    DIGITS,
     FILLER,
     FORMS,
     HIDDEN,
@@ -159,6 +160,14 @@ def ask(
         answer=answer,
         vocab_size=encoder.tokenizer.get_vocab_size(),
     )
+
+
+def least_length(encoder: TextEncoder) -> int:
+    """Tokens in which `ask` has room for any number."""
+    key = "1" * DIGITS
+    parts = encoded(encoder, Hidden(HIDDEN.format(key=key), QUESTION, key))
+    # Another number may have a token per digit, and is mentioned twice.
+    return sum(map(len, parts[:3])) + 2 * (DIGITS - 1)
 
 
 def encoded(encoder: TextEncoder, hidden: Hidden) -> list[list[int]]:
@@ -435,14 +444,12 @@ def _measured(
     Args:
         after_head: states of a model with a memory after the head that all texts share.
     """
-    boundaries = None
-    is_controlled = False
-    if model.config.attention != "softmax":
-        of_texts = [asked.boundaries(model.config.segment_length) for asked in texts]
-        boundaries = max(of_texts)
-        # Nearer facts are also seen without the memory.
-        is_controlled = not model.config.sees_previous_segment
-        is_controlled |= min(of_texts) >= least_boundaries(model.config)
+    of_texts = [asked.boundaries(model.config.segment_length) for asked in texts]
+    # Full attention has none, but where they were requested, as beside a model with a memory.
+    has_boundaries = depth is None or model.config.attention != "softmax"
+    # Nearer facts are also seen without the memory.
+    is_controlled = not model.config.sees_previous_segment
+    is_controlled |= min(of_texts) >= least_boundaries(model.config)
 
     def result(with_memory: bool) -> PasskeyResult:
         begun = [
@@ -456,7 +463,7 @@ def _measured(
             tokens=max(asked.length for asked in texts),
             depth=depth,
             distance=max(asked.after for asked in texts),
-            boundaries=boundaries,
+            boundaries=max(of_texts) if has_boundaries else None,
             found=sum(map(all, answers)) / len(texts),
             right_tokens=sum(tokens) / len(tokens),
             right_by_token=tuple(sum(column) / len(texts) for column in columns),

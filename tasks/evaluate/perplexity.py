@@ -20,6 +20,7 @@ from infini_llama.tasks.train.worker.data.loader import to_batch
 
 log = logging.getLogger("infini_llama.evaluate")
 BATCH = 8  # rows
+CHUNK = 512  # tokens whose logits are in memory at the same time
 PLACES = 8  # parts of a row with losses of their own, where there are no segments
 
 
@@ -38,23 +39,33 @@ class Measured:
 
     def add(
         self,
-        logits: torch.Tensor,
+        model: Llama,
+        hidden: torch.Tensor,
         labels: torch.Tensor,
         sizes: np.ndarray | None = None,
     ) -> None:
         """Add the losses of labels [B, T].
 
         Args:
+            hidden: what the head reads, [B, T, hidden_size].
             sizes: bytes of text that each label stands for, [B, T] or [T]; None: the sums by place
                 are left as they are.
         """
-        losses = F.cross_entropy(
-            logits.float().flatten(0, 1),
-            labels.flatten(),
-            ignore_index=IGNORE_INDEX,
-            reduction="none",
+        chunks = zip(
+            hidden.flatten(0, 1).split(CHUNK),
+            labels.flatten().split(CHUNK),
+            strict=True,
         )
-        nats = losses.view(labels.shape).double().cpu().numpy()
+        losses = [
+            F.cross_entropy(
+                model.logits(chunk).float(),
+                of_chunk,
+                ignore_index=IGNORE_INDEX,
+                reduction="none",
+            )
+            for chunk, of_chunk in chunks
+        ]
+        nats = torch.cat(losses).view(labels.shape).double().cpu().numpy()
         counted = (labels != IGNORE_INDEX).cpu().numpy()
         self.nats += float(nats.sum())
         self.targets += int(counted.sum())
@@ -122,14 +133,15 @@ def over_rows(
     count = len(reader) if sequences is None else min(sequences, len(reader))
     chosen = representative_rows(reader, count)
     total = Measured(by_place=np.zeros((3, reader.sequence_length)))
-    for start in range(0, count, BATCH):
-        rows = chosen[start : start + BATCH]
+    size = max(1, min(BATCH, PIECE // reader.sequence_length))
+    for start in range(0, count, size):
+        rows = chosen[start : start + size]
         tokens = reader.gather(rows)
         mask = reader.targets(rows)
         documents = reader.documents(rows) if isolate else None
         batch = to_batch(tokens, mask, model.lm_head.weight.device, documents)
-        logits = model(batch.inputs, batch.documents)
-        total.add(logits, batch.labels, reader.text_bytes(rows))
+        hidden = model.hidden(batch.inputs, batch.documents)
+        total.add(model, hidden, batch.labels, reader.text_bytes(rows))
         _report(start + len(rows), count, "rows")
     total.text_bytes = int(total.by_place[2].sum())
     return total
@@ -183,7 +195,7 @@ def streamed(
         inputs = torch.tensor(ids[None, start : start + PIECE], device=device)
         inputs = inputs[:, : len(labels) - start]
         targets = torch.tensor(labels[None, start : start + PIECE], device=device)
-        total.add(model.logits(model.read(inputs, states)), targets)
+        total.add(model, model.read(inputs, states), targets)
         _report(min(start + PIECE, len(labels)), len(labels), "tokens")
 
 

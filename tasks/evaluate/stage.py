@@ -23,6 +23,7 @@ from infini_llama.tasks.evaluate.files import prepared, section_of, with_all_tar
 from infini_llama.tasks.evaluate.passkey import (
     HiddenFacts,
     in_text,
+    least_length,
     passkey,
     passkey_across,
     passkey_after,
@@ -59,6 +60,7 @@ from infini_llama.tasks.runs.load import (
 )
 from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.storage.artifacts import (
     ROW_TABLES,
     Damaged,
@@ -99,7 +101,7 @@ def evaluate(
         ConfigError: no such run or checkpoint.
         DataError: dataset or checkpoint are damaged or missing.
     """
-    model, about = _open(run_dir, checkpoint)
+    model, about = _open(run_dir, checkpoint, request is not None)
     reader = verified_reader(run_dir, split)
     isolate = RunFolder(run_dir).require_lineage().train.document_masking
     read = partial(repairable()(over_rows), model, reader, sequences, isolate)
@@ -126,7 +128,7 @@ def evaluate_files(
         ConfigError: as `evaluate`; or there is no such source, or the model cannot stream.
         DataError: as `evaluate`, also for the files.
     """
-    model, about = _open(run_dir, checkpoint)
+    model, about = _open(run_dir, checkpoint, is_stage=False)
     isolate = RunFolder(run_dir).require_lineage().train.document_masking
     with prepared_for_run(run_dir, files, source) as reader:
         read = partial(over_rows, model, reader, None, isolate)
@@ -215,13 +217,15 @@ def find_passkeys(
     For Infini-attention it is measured with and without its memory, and with that of another text.
 
     Args:
-        lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained.
+        lengths: of the texts, in tokens; empty: 1, 2, 4 and 8 sequence lengths as trained, those
+            that have room for the number and the question.
         request: as in `evaluate`.
     """
-    lengths = lengths or _multiples_of_trained_length(run_dir)
-    measure = partial(
-        passkey, lengths=lengths, depths=depths, samples=samples, seed=seed
-    )
+
+    def measure(model: Llama, encoder: TextEncoder) -> list[dict[str, PasskeyResult]]:
+        chosen = lengths or _lengths_with_room(run_dir, encoder)
+        return passkey(model, encoder, chosen, depths, samples, seed)
+
     return _retrieval(
         run_dir, checkpoint, measure, {"samples": samples, "seed": seed}, request
     )
@@ -287,6 +291,13 @@ def find_passkeys_after(
 
     settings = asdict(facts) | {"filler": "files", "text": tuple(files)}
     return _retrieval(run_dir, checkpoint, measure, settings, None)
+
+
+def _lengths_with_room(run_dir: Path, encoder: TextEncoder) -> list[int]:
+    """Multiples of the trained length that have room for a number, else the least with room."""
+    least = least_length(encoder)
+    lengths = _multiples_of_trained_length(run_dir)
+    return [length for length in lengths if length >= least] or [least]
 
 
 def _multiples_of_trained_length(run_dir: Path) -> tuple[int, ...]:
@@ -360,7 +371,7 @@ def _retrieval(
     settings: dict[str, Any],
     request: EvaluationRequest | None,
 ) -> PasskeyRetrieval:
-    model, about = _open(run_dir, checkpoint)
+    model, about = _open(run_dir, checkpoint, request is not None)
     measured = measure(model, reading_of(run_dir).encoder)
     results = {name: tuple(cells[name] for cells in measured) for name in measured[0]}
     row = {
@@ -371,14 +382,25 @@ def _retrieval(
     return result
 
 
-def _open(run_dir: Path, checkpoint: str) -> tuple[Llama, Evaluated]:
+def _open(run_dir: Path, checkpoint: str, is_stage: bool) -> tuple[Llama, Evaluated]:
+    """A run's model on the device on which it is measured.
+
+    Args:
+        is_stage: of the run, which takes no other GPU than its training; else the first GPU is
+            used, if there is one.
+    """
     model, _, chosen = load_run(run_dir, checkpoint)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    environment = RunReader(run_dir).environment if is_stage else None
+    if environment is not None and environment.plan.device == "cpu":
+        device = torch.device("cpu")
+    elif environment is not None and device.type == "cuda":
+        device = torch.device("cuda", environment.plan.gpus[0])
     about = Evaluated(
         run=run_dir.name,
         checkpoint=chosen.name,
         step=checkpoints.step_of(chosen),
-        device=device,
+        device=device.type,
     )
     return model.to(device), about
 

@@ -1,5 +1,6 @@
 """The model card: README.md of an exported folder, with facts about the weights."""
 
+import json
 from collections.abc import Iterable
 
 from infini_llama.model.config import LlamaConfig
@@ -75,7 +76,7 @@ USE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER"{arguments})
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{arguments})
-inputs = tokenizer("{prompt}", return_tensors="pt", add_special_tokens=False{reading})
+inputs = tokenizer({prompt}, return_tensors="pt", add_special_tokens=False{reading})
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))"""
 
 
@@ -92,7 +93,8 @@ def model_card(
         *(["infini-attention"] if config.attention == "infini" else []),
         "infini-llama",
     ]
-    prompt = next(iter(facts.sample_prompt.strip().splitlines()), "").replace('"', "'")
+    first_line = next(iter(facts.sample_prompt.strip().splitlines()), "Once")
+    prompt = json.dumps(first_line, ensure_ascii=False)  # also a literal of Python
     # Without it, transformers finds special tokens in a prompt.
     reading = ", split_special_tokens=True" if facts.split_special_tokens else ""
     arguments = ", trust_remote_code=True" if beyond else ""

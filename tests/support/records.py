@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import (
     DataConfig,
     ModelConfig,
@@ -10,6 +11,7 @@ from infini_llama.configs.schema import (
     TrainingConfig,
 )
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.export.card import ModelFacts
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import Lineage, LineageDataset
@@ -111,3 +113,26 @@ def make_attempt(
         "grace_period": 1.0,
     }
     return AttemptPlan(**(fields | changes))
+
+
+def make_model_facts(**changes: Any) -> ModelFacts:
+    facts = ModelFacts(
+        run="one",
+        step=1,
+        tokens=1,
+        parameters=1,
+        validation_loss=None,
+        bits_per_byte=None,
+        dataset="d",
+        dataset_digest="d",
+        sequence_length=8,
+        vocabulary=8,
+        weights_sha256="0",
+        infini_llama="1",
+        sample_prompt="",
+        split_special_tokens=True,
+        global_batch_size=1,
+        learning_rate=0.1,
+        seed=0,
+    )
+    return changed(facts, **changes)

@@ -298,6 +298,21 @@ def test_retrieval_by_segment_boundaries_with_and_without_memory(run_of, form, f
         assert all(len(cell.right_by_token) >= 1 and cell.found == 0 for cell in cells)
 
 
+def test_boundaries_that_were_requested_are_on_record_for_full_attention_too(run_of):
+    folder, _ = run_of(segment_length=64)
+    facts = HiddenFacts("passkey", samples=2, seed=3)
+    record = find_passkeys_across(folder, "latest", [3, 5], facts, "repeated")
+    assert [cell.boundaries for cell in record.model] == [3, 5]
+
+
+def test_by_default_no_text_is_shorter_than_the_number_and_the_question(run_of):
+    folder, _ = run_of()
+    record = find_passkeys(folder, "latest", depths=[0.5], samples=3)
+    row = record.trained_length
+    lengths = {cell.length for cell in record.model}
+    assert row == 16 and min(lengths) > 8 * row
+
+
 def recorded_texts(monkeypatch):
     """All texts that are measured from here on."""
     texts = []

@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from infini_llama.configs.errors import ConfigError, DataError
+from infini_llama.configs.schema import EvaluationConfig
+from infini_llama.model.llama import Llama
 from infini_llama.tasks.evaluate import perplexity
-from infini_llama.tasks.evaluate.stage import evaluate, evaluate_files
+from infini_llama.tasks.evaluate.stage import evaluate, evaluate_files, evaluate_trained
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
+from infini_llama.tasks.records.machine import Cpu, MachineFacts
+from infini_llama.tasks.records.plan import EnvironmentRecord
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.load import dataset_of, end_of_text_of
 from infini_llama.tasks.runs.reading import reading_of
@@ -17,6 +21,7 @@ from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
 from infini_llama.tasks.train.worker.callbacks.evaluation import ValidationSet
 from infini_llama.tasks.train.worker.strategies.native import LossModule
+from support.records import make_plan
 
 INFINI = {"attention": "infini", "segment_length": 4}
 
@@ -84,6 +89,47 @@ def test_files_as_a_stream(run_of, tmp_path, monkeypatch):
     assert streamed.bits_per_byte == pytest.approx(
         whole.item() * (len(ids) - 1) / math.log(2) / streamed.bytes, rel=1e-4
     )
+
+
+def test_logits_of_few_tokens_are_in_memory_at_the_same_time(run_of, monkeypatch):
+    """Training, too, never has those of a whole batch."""
+    folder, _ = run_of()
+    whole = evaluate(folder, sequences=6).model
+    tokens = list[int]()
+    logits = Llama.logits
+
+    def recording(model: Llama, hidden: torch.Tensor) -> torch.Tensor:
+        tokens.append(hidden.shape[:-1].numel())
+        return logits(model, hidden)
+
+    monkeypatch.setattr(perplexity, "CHUNK", 7)
+    monkeypatch.setattr(Llama, "logits", recording)
+    found = evaluate(folder, sequences=6).model
+    assert max(tokens) == 7 and found.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert found.loss_by_part == pytest.approx(whole.loss_by_part, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "used"), [("cpu", (), "cpu"), ("cuda", (2, 3), "cuda:2")]
+)
+def test_a_stage_of_a_run_takes_no_other_gpu_than_its_training(
+    run_of, monkeypatch, device, gpus, used
+):
+    folder, _ = run_of()
+    plan = make_plan(device=device, gpus=gpus)
+    facts = MachineFacts(python="3.11", cpu=Cpu(model="x"), versions={}, gpus=())
+    record = EnvironmentRecord(
+        pinned=plan.pinned(), pinned_at="", plan=plan, facts=facts
+    )
+    RunFolder(folder).write(RunFolder(folder).environment, record)
+    devices = list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        Llama, "to", lambda model, device: devices.append(str(device)) or model
+    )
+    wanted = EvaluationConfig.model_validate({"after_training": ["perplexity"]})
+    evaluate_trained(folder, wanted)
+    assert devices == [used]
 
 
 def test_unreadable_files_are_named(run_of, tmp_path):

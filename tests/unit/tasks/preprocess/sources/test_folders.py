@@ -14,11 +14,11 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.flows.cli.main import main
 from infini_llama.flows.pipeline import preparation_for
 from infini_llama.model.config import LlamaConfig
-from infini_llama.tasks.export.card import ModelFacts, model_card
+from infini_llama.tasks.export.card import model_card
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.storage.artifacts import commit, staged
 from infini_llama.tasks.storage.record_files import write_record
-from support.records import make_lineage
+from support.records import make_lineage, make_model_facts
 
 WRITTEN = (
     "runs/one/samples.jsonl",
@@ -207,25 +207,7 @@ def names(folder: Path, *patterns: str) -> set[str]:
 
 
 def card() -> str:
-    facts = ModelFacts(
-        run="one",
-        step=1,
-        tokens=1,
-        parameters=1,
-        validation_loss=None,
-        bits_per_byte=None,
-        dataset="d",
-        dataset_digest="d",
-        sequence_length=8,
-        vocabulary=8,
-        weights_sha256="0",
-        infini_llama="1",
-        sample_prompt="",
-        split_special_tokens=True,
-        global_batch_size=1,
-        learning_rate=0.1,
-        seed=0,
-    )
+    facts = make_model_facts()
     return model_card(facts, LlamaConfig(8, 8, 8, 1, 1, 1, 8), "float32", [])
 
 
