@@ -97,6 +97,7 @@ def folder_of(model: str, revision: str | None) -> Path:
 # Decided by the run, not by the configuration's `model` section.
 OF_THE_RUN = {"vocab_size", "max_position_embeddings"}
 LONGEST_ROW = 2048  # to begin with; a Llama reads far more, at a price
+SEGMENTS = 4  # in such a row, at least
 
 
 class ImportedModel(Record):
@@ -222,7 +223,7 @@ def architecture_of(
         chosen = replace(
             chosen,
             attention=attention,
-            segment_length=max(1, longest_row(chosen) // 4),
+            segment_length=max(1, longest_row(chosen) // SEGMENTS),
             memory_layers=None,
             memory_maps=attention == "infini",
             attend_previous_segment=False,
@@ -263,6 +264,9 @@ def configuration_of(
         chosen: the architecture, of `architecture_of`.
     """
     length = longest_row(folder.config)
+    if chosen.attention != "softmax":
+        # No position is farther than a segment or two, so a row may be longer than the context.
+        length = max(length, SEGMENTS * chosen.segment_length)
     if folder.untied:
         log.warning(
             "%s: config.json has tie_word_embeddings=true, but lm_head.weight has other values "

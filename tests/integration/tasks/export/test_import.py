@@ -267,6 +267,25 @@ def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
         refuse_as_new(tmp_path / "run.yaml")
 
 
+@pytest.mark.parametrize("sees_previous", [False, True])
+def test_a_row_has_several_segments_however_long_they_are(
+    theirs, tmp_path, sees_previous
+):
+    path, _ = theirs()
+    folder = open_model(path)
+    assert folder.config.max_position_embeddings < 4096
+    output = tmp_path / "infini.yaml"
+    write_configuration(
+        folder,
+        output,
+        "infini",
+        segment_length=4096,
+        attend_previous_segment=sees_previous,
+    )
+    config = load_config(output)
+    assert config.data.sequence_length >= 4 * config.model.segment_length == 4 * 4096
+
+
 def test_the_home_folder_of_nobody_is_no_folder():
     with pytest.raises(ConfigError, match="~nobody-here"):
         open_folder(folder_of("~nobody-here/model", None))
