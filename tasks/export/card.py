@@ -93,12 +93,7 @@ def model_card(
         *(["infini-attention"] if config.attention == "infini" else []),
         "infini-llama",
     ]
-    first_line = next(iter(facts.sample_prompt.strip().splitlines()), "Once")
-    prompt = json.dumps(first_line, ensure_ascii=False)  # also a literal of Python
-    # Without it, transformers finds special tokens in a prompt.
-    reading = ", split_special_tokens=True" if facts.split_special_tokens else ""
-    arguments = ", trust_remote_code=True" if beyond else ""
-    use = USE.format(arguments=arguments, prompt=prompt, reading=reading)
+    use = _use(facts, has_own_code=bool(beyond))
     trained = _training(facts, dtype)
     own_code = ""
     if beyond:
@@ -141,6 +136,18 @@ the labels with -100 (`DataCollatorForSeq2Seq`): a collator that hides every pad
 labels would hide the
 ends of texts too.
 """
+
+
+def _use(facts: ModelFacts, has_own_code: bool) -> str:
+    """A program that continues the first line of the sample's prompt."""
+    first_line = next(iter(facts.sample_prompt.strip().splitlines()), "Once")
+    # Without it, transformers finds special tokens in a prompt.
+    reading = ", split_special_tokens=True" if facts.split_special_tokens else ""
+    return USE.format(
+        arguments=", trust_remote_code=True" if has_own_code else "",
+        prompt=json.dumps(first_line, ensure_ascii=False),  # also a literal of Python
+        reading=reading,
+    )
 
 
 def _training(facts: ModelFacts, dtype: str) -> dict[str, str | int]:

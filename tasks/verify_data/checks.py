@@ -480,7 +480,6 @@ def _text(dataset: Path, units: Path) -> str:
                 hashes[unit].add(xxh3_128_digest(text.encode()))
             else:
                 unknown += 1
-    compared = f"every byte counted; {documents} documents decoded and encoded again"
     unlike = sum(
         len(of_unit - _known(unit / DOCUMENTS, of_unit))
         for unit, of_unit in hashes.items()
@@ -490,17 +489,16 @@ def _text(dataset: Path, units: Path) -> str:
             f"{unlike} of {documents} documents of {dataset} are no text that was read: their "
             "hashes differ."
         )
-    if not hashes:
-        return (
-            f"{compared}; their hashes are not compared, since their units were removed, damaged "
-            "or used in part"
-        )
-    words = (
-        f", but not those of {unknown}, whose units were removed, damaged or used in part"
-        if unknown
-        else ""
-    )
-    return f"{compared}, with the hashes of the text that was read{words}"
+    of_hashes = _sentence_of_hashes(documents, unknown)
+    return f"every byte counted; {documents} documents decoded and encoded again{of_hashes}"
+
+
+def _sentence_of_hashes(documents: int, unknown: int) -> str:
+    why = "units were removed, damaged or used in part"
+    if unknown == documents:
+        return f"; their hashes are not compared, since their {why}"
+    words = f", but not those of {unknown}, whose {why}" if unknown else ""
+    return f", with the hashes of the text that was read{words}"
 
 
 def _sentence_of_loss(lost: Inexpressible) -> str:
