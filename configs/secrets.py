@@ -121,11 +121,11 @@ def _with_variables(config: "PipelineConfig", env: dict[str, str]) -> "PipelineC
     return changed(config, environment=changed(config.environment, env=env))
 
 
-def refuse_secrets(config: "PipelineConfig") -> None:
-    """Refuse secrets in what is handed to Prefect's server, where another process takes it up.
+def refuse_passwords(config: "PipelineConfig") -> None:
+    """Refuse passwords in URLs, which Prefect's server would store.
 
     Raises:
-        ConfigError: there are secrets in `environment.env`, or a password in a URL.
+        ConfigError: there is one.
     """
     for key, value in dotted(
         config.model_dump(mode="json", include={"data", "storage"})
@@ -136,6 +136,15 @@ def refuse_secrets(config: "PipelineConfig") -> None:
                 "a run; leave it out, and set it in the environment of the process that executes "
                 "its runs, for ftp:// as FSSPEC_FTP_PASSWORD."
             )
+
+
+def refuse_secrets(config: "PipelineConfig") -> None:
+    """Refuse secrets in what is handed to Prefect's server, where another process takes it up.
+
+    Raises:
+        ConfigError: there are secrets in `environment.env`, or a password in a URL.
+    """
+    refuse_passwords(config)
     secrets = _secrets(config.environment.env)
     if secrets:
         names = ", ".join(f"environment.env.{name}" for name in secrets)

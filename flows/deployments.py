@@ -360,6 +360,11 @@ def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
         stored = client.read_deployment_by_name(current.full_name)
     except ObjectNotFound:
         stored = None
+    schedules = deployment.config.deployment.schedules
+    if stored is not None:
+        # While one of them has no name, Prefect 3.9.1 replaces them all. No issue of it is known.
+        _delete_other_schedules(client, stored.id, schedules)
+        current.paused = stored.paused
     if stored is None or not _is_same(stored, current):
         deployment_id = current.apply()
         assert isinstance(deployment_id, UUID)
@@ -369,12 +374,7 @@ def _write_deployment(client: SyncPrefectClient, deployment: Deployment) -> str:
     same_schedules = (
         stored_version.rpartition(".")[2] == deployment.version().rpartition(".")[2]
     )
-    _write_schedules(
-        client,
-        deployment_id,
-        deployment.config.deployment.schedules,
-        keep_active=same_schedules,
-    )
+    _write_schedules(client, deployment_id, schedules, keep_active=same_schedules)
     return current.full_name
 
 
@@ -398,20 +398,32 @@ def _is_same(stored: DeploymentResponse, current: RunnerDeployment) -> bool:
     return all(getattr(stored, field) == getattr(current, field) for field in fields)
 
 
+def _delete_other_schedules(
+    client: SyncPrefectClient, deployment: UUID, schedules: list[ScheduleConfig]
+) -> None:
+    """Delete the deployment's schedules that are not among these.
+
+    Those made in the UI have no name.
+    """
+    names = {schedule.name for schedule in schedules}
+    for schedule in client.read_deployment_schedules(deployment):
+        if schedule.slug not in names:
+            client.delete_deployment_schedule(deployment, schedule.id)
+
+
 def _write_schedules(
     client: SyncPrefectClient,
     deployment: UUID,
     schedules: list[ScheduleConfig],
     keep_active: bool,
 ) -> None:
-    """Make the deployment's schedules these, and no others.
+    """Write the schedules that are new or changed.
 
     An unchanged one keeps its scheduled runs.
 
     Args:
         keep_active: a schedule that was switched on or off on the server stays so.
     """
-    # Those made in the UI have no name.
     stored = client.read_deployment_schedules(deployment)
     by_name = {schedule.slug: schedule for schedule in stored}
     for schedule in schedules:
@@ -428,7 +440,3 @@ def _write_schedules(
             client.update_deployment_schedule(
                 deployment, old.id, active=active, schedule=cron
             )
-    names = {schedule.name for schedule in schedules}
-    for schedule in stored:
-        if schedule.slug not in names:
-            client.delete_deployment_schedule(deployment, schedule.id)

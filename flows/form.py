@@ -17,6 +17,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import all_keys
 from infini_llama.configs.loading import of_new_source, parse_config
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.schema.sources import keys_read_by
 
 # What the first section shows, in this order; the sections below do not repeat it.
 SHORT = {
@@ -30,11 +31,6 @@ SHORT = {
     "learning_rate": ("train", "learning_rate"),
     "device": ("environment", "device"),
     "nproc_per_node": ("environment", "nproc_per_node"),
-}
-# What a value of the first section replaces: the same in another unit, or text from another place.
-INSTEAD = {
-    "max_steps": {"train": {"num_epochs": None, "max_tokens": None}},
-    "files": {"data": {"source": "files"}},
 }
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 TEXTS = {"minLength", "maxLength", "pattern"}
@@ -74,14 +70,23 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         if value in (None, deployed[name]):
             continue
         settings[section][key] = value
-        for other, replaced in INSTEAD.get(name, {}).items():
-            settings[other] |= replaced
+        if name == "max_steps":
+            settings["train"] |= {"num_epochs": None, "max_tokens": None}
+        if name == "files" and not _reads_files(settings["data"]):
+            settings["data"] |= {"source": "files"}
     if settings["data"]["source"] != config.data.source:
         data = config.data.model_dump(mode="json")
         # The form sends what is unchanged, too.
         changed = {key for key, value in settings["data"].items() if value != data[key]}
         settings["data"] = of_new_source(settings["data"], changed)
     return parse_config(settings)
+
+
+def _reads_files(data: dict[str, Any]) -> bool:
+    """Whether the source that is set reads the section's files."""
+    passkey = data["passkey"]
+    filler = passkey.get("filler") if isinstance(passkey, dict) else None
+    return "files" in keys_read_by(str(data["source"]), str(filler))
 
 
 def _with_short_keys(

@@ -159,11 +159,12 @@ def superseded() -> State | None:
 def _has_run_before(client: SyncPrefectClient, run: UUID) -> bool:
     """Whether a person has started the flow run again, which is running now.
 
-    Its number of runs does not count what Resume starts, see `newest_scheduled`.
+    Its number of runs does not count what Resume starts, see `newest_scheduled`. A run that was
+    cancelled while it waited has never been running before.
     """
     states = client.read_flow_run_states(run)
     return sum(state.is_running() for state in states) > 1 or any(
-        state.is_paused() for state in states
+        state.is_paused() or state.is_final() for state in states
     )
 
 

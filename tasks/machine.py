@@ -78,7 +78,11 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a new Python interpreter: nothing of what it imports stays in this process."""
         return subprocess.run(
-            [sys.executable, *arguments],
+            [
+                sys.executable,
+                "-P",
+                *arguments,
+            ],  # a file of the user's folder is no module
             env=dict(self.environ),
             capture_output=True,
             text=True,

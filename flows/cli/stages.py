@@ -14,7 +14,12 @@ from infini_llama.configs.loading import load_config
 from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schedulers import refuse_several_on_a_node
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import refuse_blocks, withheld, without_secrets
+from infini_llama.configs.secrets import (
+    refuse_blocks,
+    refuse_passwords,
+    withheld,
+    without_secrets,
+)
 from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import config_of_run, find, home_folder
 from infini_llama.flows.starts import start_of_command, with_name
@@ -43,6 +48,7 @@ def run(arguments: Namespace) -> Answer:
     if arguments.no_prefect or (not has_api() and pipeline.has_finished(config)):
         summary = pipeline.run(named)
     else:
+        refuse_passwords(named)
         log_into(home, arguments.verbose)
         with withheld(named) as shown, api_for_run(home):
             from prefect import tags

@@ -20,7 +20,10 @@ from infini_llama.tasks.patch_environment.footprint import (
     chunk_of,
     model_of,
 )
-from infini_llama.tasks.patch_environment.plan import plan_environment
+from infini_llama.tasks.patch_environment.plan import (
+    plan_environment,
+    usual_micro_batch,
+)
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.estimate import (
     Estimate,
@@ -113,12 +116,15 @@ def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> Environmen
         train = config.train
         device = "cuda" if settings.device == "cuda" else "cpu"
         default = "bf16" if device == "cuda" else "fp32"
-        micro = train.least_micro_batch
         processes = (
             train.context_parallel
             if settings.nproc_per_node == "auto"
             else settings.nproc_per_node
         )
+        groups = train.groups(processes * settings.nnodes)
+        micro = train.micro_batch_size
+        if not isinstance(micro, int):  # auto depends on the memory of that machine
+            micro = usual_micro_batch(max(1, train.global_batch_size // groups))
         return EnvironmentPlan(
             device=device,
             gpus=(),

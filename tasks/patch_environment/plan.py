@@ -65,6 +65,16 @@ BLOCKED_TOKENS: dict[tuple[Precision, int, bool, bool], tuple[int, int]] = {
 }
 
 
+def usual_micro_batch(share: int) -> int:
+    """Sequences per forward pass where train.micro_batch_size is left out.
+
+    Args:
+        share: sequences of a worker in a step.
+    """
+    sizes = range(1, USUAL_MICRO_BATCH + 1)
+    return max(size for size in sizes if share % size == 0)
+
+
 def plan_environment(
     config: PipelineConfig, facts: MachineFacts, pinned: PinnedSettings | None = None
 ) -> EnvironmentPlan:
@@ -582,10 +592,8 @@ class Planner:
         share = max(1, train.global_batch_size // train.groups(workers * nodes))
 
         def usual() -> tuple[int, str]:
-            sizes = range(1, USUAL_MICRO_BATCH + 1)
-            size = max(size for size in sizes if share % size == 0)
             return (
-                size,
+                usual_micro_batch(share),
                 f"the most, up to {USUAL_MICRO_BATCH}, that divide a worker's {share}",
             )
 

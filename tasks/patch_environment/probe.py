@@ -86,7 +86,14 @@ def probe_by_launcher(config: PipelineConfig) -> MachineFacts:
     log.info("probing a node of the cluster by %s", launcher.program)
     try:
         done = subprocess.run(
-            [*on_one_node, sys.executable, "-m", module, str(config.runtime.home)],
+            [
+                *on_one_node,
+                sys.executable,
+                "-P",
+                "-m",
+                module,
+                str(config.runtime.home),
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -69,6 +69,14 @@ def test_keys_of_a_section_within_a_section_that_are_not_sent_stay_as_deployed()
         with_changes(deployed, {"data": {"tokenizer": {"nope": 1}}})
 
 
+def test_other_filler_from_files_is_still_filler():
+    data = {"source": "passkey", "files": ["a/*.txt"], "passkey": {"filler": "files"}}
+    hidden = parse_config({"data": data | {"sequence_length": 512}})
+    for changes in ({"files": ["b/*.txt"]}, {"data": {"files": ["b/*.txt"]}}):
+        changed = with_changes(hidden, changes).data
+        assert (changed.source, changed.files) == ("passkey", ["b/*.txt"])
+
+
 def test_a_length_in_another_unit_and_files_replace_what_is_deployed():
     epochs = with_changes(CONFIG, UNTOUCHED | {"train": {"num_epochs": 2.0}})
     assert (epochs.train.max_steps, epochs.train.num_epochs) == (None, 2.0)

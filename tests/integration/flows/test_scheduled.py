@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import CreatedBy, FlowRun
 from prefect.server.schemas.schedules import CronSchedule
 from prefect.states import (
     AwaitingRetry,
+    Cancelled,
     Completed,
     Crashed,
     Paused,
@@ -26,6 +27,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
 from infini_llama.flows import scheduled
 from infini_llama.flows.deployments import (
+    _delete_other_schedules,
     _write_schedules,
     read_deployment,
     read_deployments,
@@ -143,6 +145,10 @@ def test_a_run_of_a_deleted_schedule_fails_in_the_flow(file, monkeypatch):
             False,
         ),
         ([Pending(), Paused(), Scheduled(), Pending(), Running()], False),
+        (
+            [Scheduled(), Cancelled(), AwaitingRetry(), Pending(), Running()],
+            False,
+        ),
     ],
 )
 def test_a_late_run_is_skipped_unless_a_person_has_started_it_again(
@@ -188,6 +194,7 @@ def test_schedules_that_the_file_lacks_are_deleted_also_those_without_a_name(fil
         for name, slug in (("a", None), ("b", None), ("c", "old"))
     ]
     client = Mock(read_deployment_schedules=Mock(return_value=[*kept, *others]))
+    _delete_other_schedules(client, uuid4(), config.schedules)
     _write_schedules(client, uuid4(), config.schedules, keep_active=True)
     assert [
         call.args[1] for call in client.delete_deployment_schedule.call_args_list

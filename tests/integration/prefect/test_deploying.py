@@ -105,6 +105,14 @@ def test_a_waiting_run_survives_deploying_again(server):
 def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     server.ours("deploy", str(server.config))
     switch(server, "nightly", False)
+    before = schedules(server)["nightly"]["id"]
+    address = f"{server.api}/deployments/{server.deployment()['id']}"
+    made_in_ui = {"schedule": {"cron": "0 5 * * *", "timezone": "UTC"}, "active": True}
+    for answer in (
+        httpx.post(f"{address}/pause_deployment", timeout=30),
+        httpx.post(f"{address}/schedules", json=[made_in_ui], timeout=30),
+    ):
+        answer.raise_for_status()
     settings = yaml.safe_load(server.config.read_text())
     settings["train"]["learning_rate"] = 0.002
     server.config.write_text(yaml.safe_dump(settings))
@@ -116,7 +124,9 @@ def test_a_changed_file_is_deployed_and_keeps_paused_schedules(server):
     assert server.deployment()["parameters"]["schedules"] == {
         "nightly": {"runtime": {"name": "nightly-{date}"}}
     }
-    assert not nightly["active"]
+    assert not nightly["active"] and nightly["id"] == before
+    assert server.deployment()["paused"] and None not in schedules(server)
+    httpx.post(f"{address}/resume_deployment", timeout=30).raise_for_status()
 
     settings["deployment"]["schedules"][0]["cron"] = "0 4 * * *"
     server.config.write_text(yaml.safe_dump(settings))
