@@ -17,12 +17,9 @@ from infini_llama.model.llama import Llama
 from infini_llama.model.loss import in_chunks
 from infini_llama.tasks.estimate import run
 from infini_llama.tasks.patch_environment.footprint import bytes_needed, model_of
-from infini_llama.tasks.patch_environment.plan import plan_environment
-from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.estimate import RunSize
 from infini_llama.tasks.train.worker.initial_model import save_memory
 from infini_llama.tasks.train.worker.strategies.optimizer import build_optimizer
-from support.machines import H100, lay_out
 
 ANSWERS = {
     "name": "sums",
@@ -270,20 +267,3 @@ def test_a_preset_for_gpus_of_80_gb_states_its_estimate_and_fits(
         f"{total / 1e9:.1f} GB"
         in Path(configs.__path__[0], f"{name}.yaml").read_text().split("data:")[0]
     )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it runs here")
-def test_the_micro_batch_of_a_machine_that_is_not_here_is_the_one_it_would_choose(
-    tmp_path,
-):
-    machine = lay_out(tmp_path, gpus=[H100] * 8)
-    config = parse_config(
-        {
-            "data": {"source": "python-stdlib"},
-            "train": {"global_batch_size": 256},
-            "environment": {"device": "cuda", "nproc_per_node": 8},
-            "runtime": {"home": str(tmp_path / "home")},
-        }
-    )
-    there = plan_environment(config, probe(tmp_path / "home", machine=machine))
-    assert run.plan_of(config, None).micro_batch_size == there.micro_batch_size > 1
