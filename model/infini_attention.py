@@ -25,7 +25,9 @@ from infini_llama.model.segment_states import InfiniState, SegmentState
 
 # Takes A_dot and A_mem [B, S, H, N, d] of the segments that read, and the M [B, S, Hkv, d, d] that
 # each of them reads.
-Observer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Observer = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], None
+]
 
 
 class HeadMaps(nn.Module):
@@ -475,7 +477,7 @@ class InfiniAttention(SegmentAttention):
                 reads = None if layout.reads is None else layout.reads[:, first:]
                 retrieved = retrieve(self.memory_q(q[:, first:]), M, z)
                 if self.observer is not None:
-                    self.observer(local[:, first:], retrieved, M)
+                    self.observer(local[:, first:], retrieved, M, reads)
                 parts.append(mix(local[:, first:], retrieved, self.gate, reads))
         return torch.cat([part.transpose(2, 3) for part in parts], dim=1).transpose(
             2, 3

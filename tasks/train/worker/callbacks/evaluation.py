@@ -190,6 +190,7 @@ class Evaluation(Callback):
         if interval_ends or state.step >= self.training.attempt.max_steps:
             state.evaluation_due = True
             self.evaluate(state)
+            self.interval.start(state, 0.0)  # the time of the evaluation does not count
 
     def evaluate(self, state: TrainState) -> None:
         """Measure the loss that is due; after a request to stop, it may stay due.

@@ -9,6 +9,7 @@ then ignores the memory or everything else (docs/infini-attention.md).
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -59,10 +60,10 @@ class MemoryNorms:
     """Sizes of what a model's memories hold and give, over the forward passes inside of `observed`.
 
     Attributes:
-        reads: by layer, root mean square of what queries find in memory, relative to local
-            attention's output; None: no memory.
+        reads: by layer, root mean square of what queries that may read find in memory, relative to
+            local attention's output; None: no memory, or no such query.
         writes: by layer, mean Frobenius norm of M, per head, that a row's last segment reads; None:
-            no memory.
+            no memory, or no segment that reads it.
     """
 
     def __init__(self, layers: int) -> None:
@@ -74,9 +75,7 @@ class MemoryNorms:
         """Observe the model's layers inside."""
         layers = model.memory_layers()
         for number, attention in layers.items():
-            attention.observer = lambda local, retrieved, M, number=number: self._add(
-                number, local, retrieved, M
-            )
+            attention.observer = partial(self._add, number)
         try:
             yield
         finally:
@@ -89,29 +88,38 @@ class MemoryNorms:
         local: torch.Tensor,
         retrieved: torch.Tensor,
         M: torch.Tensor,
+        reads: torch.Tensor | None,
     ) -> None:
+        norms = M[:, -1].float().norm(dim=(-2, -1))  # [B, Hkv]
+        if reads is not None:
+            norms = norms[reads[:, -1].any(dim=-1)]
+            may_read = reads[:, :, None, :, None]
+            local = local * may_read
+            retrieved = retrieved * may_read
         values = (
-            retrieved.float().square().mean(),
-            local.float().square().mean(),
-            M[:, -1].float().norm(dim=(-2, -1)).mean(),
+            retrieved.float().square().sum(),
+            local.float().square().sum(),
+            norms.sum(),
         )
         sums = self.sums.setdefault(layer, [0.0, 0.0, 0.0, 0.0])
-        means = torch.stack(values).tolist()
-        for place, value in enumerate((*means, 1.0)):  # the last one counts the passes
+        for place, value in enumerate((*torch.stack(values).tolist(), norms.numel())):
             sums[place] += value
 
     @property
     def reads(self) -> tuple[float | None, ...]:
         ratios = {
-            layer: (read / max(local, 1e-30)) ** 0.5
+            layer: (read / local) ** 0.5
             for layer, (read, local, _, _) in self.sums.items()
+            if local
         }
         return self._by_layer(ratios)
 
     @property
     def writes(self) -> tuple[float | None, ...]:
         means = {
-            layer: norm / passes for layer, (_, _, norm, passes) in self.sums.items()
+            layer: norm / heads
+            for layer, (_, _, norm, heads) in self.sums.items()
+            if heads
         }
         return self._by_layer(means)
 

@@ -1,5 +1,6 @@
 """When the validation loss is measured."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -57,3 +58,30 @@ def test_an_evaluation_that_was_given_up_begins_its_interval_anew(
     evaluation = Evaluation(training, None, SimpleNamespace(writer=None))
     evaluation.on_train_start(TrainState(step=5, evaluation_due=is_due))
     assert evaluation.interval.advance(TrainState(step=6)) is ends
+
+
+def test_the_time_of_an_evaluation_does_not_count_for_the_next_one(
+    tmp_path, monkeypatch
+):
+    """By seconds; else a run whose evaluations take as long as the interval does nothing else."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    strategy = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16)))
+    config = changed(
+        make_config(), train={"eval_steps": "1 minutes", "warmup_steps": 0}
+    )
+    attempt = make_attempt(tmp_path, config)
+    training = Training(attempt, strategy, None, strategy.ranks, None, lambda: False)
+    evaluation = Evaluation(training, None, SimpleNamespace(writer=None))
+    evaluated = list[int]()
+
+    def evaluate(state: TrainState) -> None:
+        evaluated.append(state.step)
+        now[0] += 59.0
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    evaluation.on_train_start(TrainState())
+    for step in range(1, 30):
+        now[0] += 7.0
+        evaluation.on_step_end(TrainState(step=step), None)
+    assert evaluated == [9, 18, 27]

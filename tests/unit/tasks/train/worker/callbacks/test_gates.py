@@ -106,3 +106,29 @@ def test_norms_of_what_is_read_and_stored_are_observed_inside_alone():
         and found.square().mean().sqrt() / norms.reads[0] < 2 * own.sqrt()
     )
     assert all(layer.self_attn.observer is None for layer in model.model.layers)
+
+
+@torch.no_grad()
+def test_norms_are_those_of_tokens_that_may_read():
+    """A document beside others in its row, each by itself, has the same ones; padding has none."""
+    torch.manual_seed(0)
+    model = Llama(
+        LlamaConfig(40, 16, 24, 2, 2, 2, 32, attention="infini", segment_length=4)
+    ).eval()
+    rows = torch.randint(40, (3, 12))
+
+    def observed(ids: torch.Tensor, documents: torch.Tensor) -> MemoryNorms:
+        norms = MemoryNorms(2)
+        with norms.observed(model):
+            model(ids, documents)
+        return norms
+
+    alone = observed(rows, torch.zeros(3, 12, dtype=torch.int64))
+    padded = torch.nn.functional.pad(rows, (0, 8))
+    padding = torch.nn.functional.pad(
+        torch.zeros(3, 12, dtype=torch.int64), (0, 8), value=-1
+    )
+    beside = observed(padded, padding)
+    assert beside.reads == pytest.approx(alone.reads, rel=1e-5)
+    short = observed(rows, torch.arange(12).expand(3, 12) // 4)
+    assert short.reads == short.writes == (None, None)
