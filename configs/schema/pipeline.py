@@ -189,6 +189,12 @@ class PipelineConfig(Section):
                 f"train.frozen_layers={frozen} leaves no layer to train; "
                 f"model.num_hidden_layers={self.model.num_hidden_layers}"
             )
+        memory_layers = self.model.memory_layers
+        if isinstance(frozen, int) and memory_layers and frozen > max(memory_layers):
+            problems.append(
+                f"train.frozen_layers={frozen} leaves every memory untrained: "
+                f"model.memory_layers={memory_layers} are below; give at most {max(memory_layers)}"
+            )
         problems += self._batch_problems()
         problems += context_problems(self)
         if problems:

@@ -58,6 +58,7 @@ def plan_attempt(
     if chosen is not None and state is not None:
         _refuse_other_model(chosen, state, lineage)
         _refuse_other_dataset(run, chosen, state, lineage)
+        _refuse_other_stage(run, chosen, state, config)
         _warn_of_differences(chosen, state, lineage, plan)
     # A path in runtime.resume is followed until the run has saved a checkpoint of its own after it.
     if resume not in checkpoints.RULES:
@@ -167,6 +168,25 @@ def _refuse_other_dataset(
             f"checkpoint {chosen} was trained on another dataset ({state.dataset}) "
             f"than this run ({lineage.dataset.digest}); move it out of the run's folder, "
             "or choose another runtime.name."
+        )
+
+
+def _refuse_other_stage(
+    run: RunFolder, chosen: Path, state: TrainState, config: PipelineConfig
+) -> None:
+    """Refuse another run's checkpoint at a sample at which this run's curriculum has another step.
+
+    The stages are named by steps, and follow from samples.
+    """
+    is_own = chosen.parent.resolve() == run.checkpoints.resolve()
+    samples = state.step * config.train.global_batch_size
+    if config.data.curriculum and not is_own and state.samples != samples:
+        raise ConfigError(
+            f"runtime.resume={chosen} is of a run with other global batches: it has consumed "
+            f"{state.samples:,} samples in {state.step:,} steps, and with "
+            f"train.global_batch_size={config.train.global_batch_size} it would be {samples:,}, so "
+            "data.curriculum would end at another step; use its train.global_batch_size, or no "
+            "curriculum."
         )
 
 

@@ -79,17 +79,27 @@ def test_no_rule_is_reported_about_a_value_that_was_not_given():
 
 
 @pytest.mark.parametrize(
-    ("attention", "frozen", "named"),
+    ("attention", "memory_layers", "frozen", "named"),
     [
-        ("softmax", "all_but_memory", True),
-        ("local", "all_but_memory", True),
-        ("infini", "all_but_memory", False),
-        ("softmax", 4, True),
-        ("softmax", 3, False),
+        ("softmax", None, "all_but_memory", True),
+        ("local", None, "all_but_memory", True),
+        ("infini", None, "all_but_memory", False),
+        ("softmax", None, 4, True),
+        ("softmax", None, 3, False),
+        ("infini", None, 3, False),
+        ("infini", [0, 1], 2, True),
+        ("infini", [0, 1], 1, False),
     ],
 )
-def test_what_is_frozen_leaves_something_to_train(attention, frozen, named):
-    model = {"attention": attention, "num_hidden_layers": 4, "segment_length": 32}
+def test_what_is_frozen_leaves_something_to_train(
+    attention, memory_layers, frozen, named
+):
+    model = {
+        "attention": attention,
+        "num_hidden_layers": 4,
+        "segment_length": 32,
+        "memory_layers": memory_layers,
+    }
     mapping = GOOD | {
         "model": model,
         "train": {"init_from": "folder", "frozen_layers": frozen},

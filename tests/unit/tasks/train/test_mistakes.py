@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def planned(
     resume: str = "auto",
     hidden_size: int = 64,
     max_steps: int = 1000,
+    curriculum: Sequence[object] = (),
     **changes: object,
 ) -> AttemptPlan:
     """The next attempt of a command at the run `mine`."""
@@ -48,7 +50,7 @@ def planned(
     train = {"max_steps": max_steps, "warmup_steps": 1}
     config = parse_config(
         {
-            "data": {"source": "python-stdlib"},
+            "data": {"source": "python-stdlib", "curriculum": list(curriculum)},
             "model": model,
             "train": train,
             "runtime": runtime,
@@ -126,6 +128,19 @@ def test_a_checkpoint_of_another_dataset(tmp_path, caplog):
     theirs = add_checkpoint(tmp_path / "theirs", 7, world_size=1, dataset="other")
     assert planned(tmp_path, resume=str(theirs)).from_step == 7
     assert "another dataset (other) than this run (same)" in caplog.text, "it was named"
+
+
+def test_a_curriculum_after_a_checkpoint_of_other_global_batches(tmp_path):
+    """Its stages are named by steps, and are chosen by samples."""
+    stages = [{"sequence_length": 128, "until": 20}]
+    for name, samples in (("theirs", 7 * 8), ("alike", 7 * 32)):
+        theirs = add_checkpoint(tmp_path / name, 7, world_size=1, samples=samples)
+        assert planned(tmp_path, resume=str(theirs)).from_step == 7
+        if name == "alike":
+            assert planned(tmp_path, resume=str(theirs), curriculum=stages)
+            continue
+        with pytest.raises(ConfigError, match="global_batch_size"):
+            planned(tmp_path, resume=str(theirs), curriculum=stages)
 
 
 def test_a_checkpoint_after_which_nothing_is_trained(tmp_path, caplog):
