@@ -142,7 +142,7 @@ def write_new(
     text = sample_text(files, home, overrides.text_column)
     facts = probe(home, machine=machine)
     planned = [
-        plan_size(size, text.tokens, facts, home, overrides, attention)
+        plan_size(size, text.training_tokens, facts, home, overrides, attention)
         for size in SIZES
     ]
     fitting = [fitted for fitted in planned if fitted is not None]
@@ -151,7 +151,7 @@ def write_new(
             f"{_machine(facts)}: no model fits, not even {SIZES[0].layers} layers of width "
             f"{SIZES[0].hidden_size}; {FREE_MEMORY}"
         )
-    chosen, why = choose_size(fitting, text.tokens, facts, overrides)
+    chosen, why = choose_size(fitting, text.training_tokens, facts, overrides)
     comment = f"{in_millions(chosen.parameters)} parameters: {why}"
     return _write(output, chosen, text, facts, comment)
 
@@ -190,7 +190,7 @@ def write_continuation(
     facts = probe(home, machine=machine)
     size = parameters_of(folder)
     tokens = overrides.tokens or min(
-        text.tokens, int(affordable_flops(facts, overrides) / (6 * size))
+        text.training_tokens, int(affordable_flops(facts, overrides) / (6 * size))
     )
     fitted = fit_to_memory(
         mapping, folder.config.vocab_size, CONTINUED_BATCH, tokens, facts, home
@@ -275,7 +275,7 @@ def _comments(fitted: Fitted, text: Text) -> dict[str, str]:
         "model.attention": "softmax; infini: local attention and a compressive memory",
         "model.segment_length": "tokens per segment (infini)",
         "train.max_steps": f"{in_millions(fitted.tokens)} tokens: "
-        f"{fitted.tokens / text.tokens:.1f} epoch(s) over your text, "
+        f"{fitted.tokens / text.training_tokens:.1f} epoch(s) over your text, "
         f"{fitted.tokens / fitted.parameters:.0f} tokens per parameter",
         "train.global_batch_size": "sequences per step: "
         f"{in_millions(fitted.batch * fitted.length)} tokens{divides}",
@@ -331,10 +331,14 @@ def _warning(text: Text, chosen: Fitted) -> str | None:
             "several files, or name held-out text in data.validation_files."
         )
     is_new = "init_from" not in chosen.mapping["train"]
-    if is_new and TOKENS_PER_PARAMETER * chosen.parameters > MOST_EPOCHS * text.tokens:
+    if (
+        is_new
+        and TOKENS_PER_PARAMETER * chosen.parameters
+        > MOST_EPOCHS * text.training_tokens
+    ):
         need = TOKENS_PER_PARAMETER * chosen.parameters / MOST_EPOCHS
         return (
-            f"about {in_millions(text.tokens)} tokens are little text for "
+            f"about {in_millions(text.training_tokens)} tokens of training text are little for "
             f"{in_millions(chosen.parameters)} parameters, which learn from "
             f"{in_millions(need)} or more; the model will repeat your text rather than write its "
             "own."

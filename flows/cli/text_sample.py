@@ -40,6 +40,14 @@ class Text:
     tokens: int
     column: dict[str, str]
 
+    @property
+    def training_tokens(self) -> int:
+        """About as many as are not held out."""
+        fraction, file = _held_out(self.files, length=0)
+        if file is not None:
+            fraction = file.size() / sum(file.size() for file in self.files)
+        return int(self.tokens * (1 - fraction))
+
 
 def sample_text(
     patterns: list[str],
@@ -97,6 +105,7 @@ def sampled_tokens(
     # Bytes of files that were read as a whole, and of the text in them.
     read = 0
     text = 0
+    found = 0  # bytes of text in all files, also in those that were read in part
     # Bytes of text that the tokenizer encoded, and their tokens.
     encoded = 0
     tokens = 0
@@ -111,6 +120,7 @@ def sampled_tokens(
                     encoded += len(sample.encode())
                     tokens += len(encoder.encode(sample))
                 file_text += len(record.encode())
+                found += len(record.encode())
                 if file_text > SAMPLED_BYTES:
                     break
             else:
@@ -118,25 +128,34 @@ def sampled_tokens(
                 text += file_text
         except (Unreadable, OSError):  # preprocess names it
             continue
+    if not found:
+        return 0
     bytes_per_token = encoded / tokens if tokens else BYTES_PER_TOKEN
     text_per_byte = text / read if read else 1.0
     return int(sum(file.size() for file in files) * text_per_byte / bytes_per_token)
 
 
 def held_out_key(files: list[File], length: int) -> dict[str, object]:
-    """The key for held-out text.
+    """The key for held-out text, where rows have `length` tokens."""
+    fraction, file = _held_out(files, length)
+    if file is None:
+        return {"validation_fraction": fraction}
+    return {"validation_files": [str(file.path)]}
 
-    A fraction of a few files of one document each may hold out none.
+
+def _held_out(files: list[File], length: int) -> tuple[float, File | None]:
+    """The fraction of documents to hold out, or a file of a few that are one document each.
+
+    A fraction of those may hold out none.
     """
     few = len(files) < 20 and all(map(is_one_document, files))
     if len(files) < 2 or not few:
-        return {"validation_fraction": 0.05 if len(files) >= 100 else 0.2}
+        return 0.05 if len(files) >= 100 else 0.2, None
     by_size = sorted(files, key=lambda file: file.size())
-    chosen = next(
-        (file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN),
-        by_size[-1],
-    )
-    return {"validation_files": [str(chosen.path)]}
+    long_enough = [
+        file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN
+    ]
+    return 0.0, (long_enough or by_size[-1:])[0]
 
 
 def is_one_document(file: File) -> bool:

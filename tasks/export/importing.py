@@ -24,7 +24,7 @@ from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
-from infini_llama.model.config import Attention, LlamaConfig
+from infini_llama.model.config import Attention, LlamaConfig, parameters
 from infini_llama.tasks.export.memory_recipe import to_learn_a_memory, to_read_text
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
@@ -104,7 +104,8 @@ class ImportedModel(Record):
     """The files that `infini-llama import` wrote.
 
     Attributes:
-        digest: of the folder's configuration and weights; parameters: their number.
+        digest: of the folder's configuration and weights.
+        parameters: of the model that is trained.
         untrained_loss: nats per token of untrained weights, ln(vocabulary). The first loss of the
             run lies far below it.
     """
@@ -155,6 +156,11 @@ def write_configuration(
         name = re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._")
         mapping |= {"runtime": {"name": name or "run"}}
     config = parse_config({**mapping})
+    trained = LlamaConfig(
+        **config.model.architecture(
+            folder.config.vocab_size, config.data.sequence_length
+        )
+    )
     digest = folder.digest()
     head = (
         f"# Continues training the model in {folder.path.name}, {digest}.\n"
@@ -168,7 +174,7 @@ def write_configuration(
         config=output,
         folder=folder.path,
         digest=digest,
-        parameters=parameters_of(folder),
+        parameters=parameters(trained),
         attention=config.model.attention,
         untrained_loss=math.log(folder.config.vocab_size),
     )

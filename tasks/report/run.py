@@ -432,12 +432,14 @@ def _environment(run: RunReader) -> Iterator[Block]:
 
 
 def _places(path: Path) -> str:
-    places = {
+    places: dict[str, object] = {
         "run folder": path,
         "report": path / "report.html",
         "logs of the workers": path / "logs",
-        "TensorBoard": f"tensorboard --logdir {shlex.quote(str(path / 'tensorboard'))}",
     }
+    if (path / "tensorboard").is_dir():
+        folder = shlex.quote(str(path / "tensorboard"))
+        places["TensorBoard"] = f"tensorboard --logdir {folder}"
     if has_all_files(path / EXPORT, EXPORT):
         places["export for transformers"] = path / EXPORT
     return bullets(f"{name}: {code(place)}" for name, place in places.items())

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 
+import pandas as pd
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError
@@ -273,6 +274,43 @@ def test_a_text_in_another_field_is_found_by_its_name(tmp_path):
     record = write_new(output, files, "softmax", tmp_path / "home", overrides)
     assert record.text_tokens > 10_000
     assert load_config(output).data.text_column == "body"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "utf-16"])
+def test_text_that_cannot_be_read_is_named(tmp_path, kind):
+    rows = {"id": [*range(200)], "content": ["some words of text " * 40] * 200}
+    if kind == "csv":
+        pd.DataFrame(rows).to_csv(tmp_path / "notes.csv", index=False)
+    elif kind == "parquet":
+        pd.DataFrame(rows).to_parquet(tmp_path / "notes.parquet")
+    else:
+        (tmp_path / "notes.txt").write_bytes(("words " * 90_000).encode("utf-16"))
+    output = tmp_path / "my.yaml"
+    with pytest.raises(DataError, match=r"notes\."):
+        write_new(
+            output,
+            [str(tmp_path / "notes.*")],
+            "softmax",
+            tmp_path / "home",
+            Overrides(),
+        )
+    assert not output.exists()
+
+
+def test_epochs_are_of_the_text_that_is_not_held_out(tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text("a sentence of some words. " * 400)
+    folder, output = write_llama(tmp_path / "theirs"), tmp_path / "my.yaml"
+    record = write_continuation(
+        output,
+        [str(tmp_path / "*.txt")],
+        str(folder),
+        None,
+        tmp_path / "home",
+        Overrides(),
+    )
+    held_out = load_config(output).data.validation_fraction
+    assert record.tokens <= record.text_tokens * (1 - held_out) < 1.1 * record.tokens
 
 
 def test_another_delimiter_is_named(tmp_path):
