@@ -449,13 +449,14 @@ class _Copying:
         for path, kind in self.of_dataset:
             _keep(mirror, self.run, path, kind)
             self.copied.add(path)
-        if mirror.kept(self.run.checkpoints) and _has_other_run(mirror, self.run):
+        kept = mirror.kept(self.run.checkpoints)
+        if kept and _has_other_run(mirror, self.run):
             return (
                 f"the mirror has another run of the name {self.run.path.name}, with another "
                 f"{RUN_ID}; nothing of this one is copied. Choose another runtime.name or "
                 "storage.mirror, or remove the copy of the other one."
             )
-        ahead = _of_another(mirror, self.run)
+        ahead = _of_another(mirror, self.run, kept)
         if ahead:
             return (
                 f"the mirror has step {checkpoints.step_of(ahead)} of run {self.run.path.name}, "
@@ -562,17 +563,13 @@ def _has_other_run(mirror: Mirror, run: RunFolder) -> bool:
     return bool(here and there) and here != there
 
 
-def _of_another(mirror: Mirror, run: RunFolder) -> Path | None:
-    """The newest copy of a later step that this folder never had.
+def _of_another(mirror: Mirror, run: RunFolder, kept: list[Path]) -> Path | None:
+    """The newest of these copies that is of a later step, and that this folder never had.
 
     Another machine took the run further, and its copy is left whole.
     """
     newest = checkpoints.latest_step(run.checkpoints)
-    ahead = [
-        path
-        for path in mirror.kept(run.checkpoints)
-        if checkpoints.step_of(path) > newest
-    ]
+    ahead = [path for path in kept if checkpoints.step_of(path) > newest]
     return next(
         (path for path in reversed(ahead) if not _abandoned(mirror, path)), None
     )
@@ -588,7 +585,7 @@ def _delete_pruned(mirror: Mirror, run: RunFolder, train: TrainingConfig) -> Non
     paths_here = {checkpoint.path for checkpoint in here}
     there = list[Checkpoint]()
     for path in mirror.begun(run.checkpoints):
-        if path in paths_here:
+        if path in paths_here or not checkpoints.NAME.fullmatch(path.name):
             continue
         is_older = bool(here) and checkpoints.step_of(path) < here[0].step
         is_part = not mirror.is_whole(path)
