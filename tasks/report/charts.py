@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from infini_llama.tasks.document import Chart, Curve
+from infini_llama.tasks.storage.files import temporary_name
 
 # The eight colours stay apart for colour-blind readers, on both grounds.
 LIGHT = (
@@ -160,7 +161,9 @@ def save_picture(chart: Chart, target: Path) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
     axes.set_ylabel(chart.title)
-    drawn.savefig(target, format="png", dpi=120, facecolor="white")
+    temporary = temporary_name(target)  # a killed process leaves no half picture
+    drawn.savefig(temporary, format="png", dpi=120, facecolor="white")
+    temporary.replace(target)
 
 
 def thinned(

@@ -98,19 +98,9 @@ def write_report(path: Path) -> tuple[Path, Path]:
 
 
 def loss_picture(run: RunReader) -> Path:
-    """The loss curve as PNG in the folder of the run.
-
-    It is drawn again only if there are newer metrics.
-    """
+    """Draw the loss curve as PNG into the folder of the run."""
     picture = run.folder.loss_curve
-    metrics = run.folder.metrics
-    is_current = (
-        picture.exists()
-        and metrics.exists()
-        and picture.stat().st_mtime >= metrics.stat().st_mtime
-    )
-    if not is_current:
-        save_picture(loss_chart(run), picture)
+    save_picture(loss_chart(run), picture)
     return picture
 
 

@@ -123,7 +123,7 @@ def test_server_services_and_worker_come_up_as_compose_starts_them(tmp_path):
             "0.0.0.0": "127.0.0.1",
             "http://server:4200": f"http://127.0.0.1:{api}",
             "127.0.0.1:4200": f"127.0.0.1:{api}",
-            "/home/prefect": str(tmp_path / "prefect"),
+            "/tmp/prefect": str(tmp_path / "prefect"),
             "/state": str(tmp_path / "state"),
             "/app": str(ROOT),
         }
