@@ -21,6 +21,8 @@ from infini_llama.tasks.storage.record_files import append_line
 
 def test_a_command_on_the_page_can_be_pasted_into_a_shell(make_run, tmp_path):
     folder = make_run().rename(tmp_path / "my runs; $HOME")
+    assert "tensorboard" not in markdown(run_document(RunReader(folder)))
+    (folder / "tensorboard").mkdir()
     text = markdown(run_document(RunReader(folder)))
     (command,) = re.findall("`(tensorboard .*)`", text)
     assert shlex.split(command) == [
