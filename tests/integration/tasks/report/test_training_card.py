@@ -52,6 +52,7 @@ def test_the_card_of_a_finished_run_has_its_curve_and_tables(run):
         weights_sha256="ab" * 32,
         samples=["def ```f():", "2"],
     )
+    (run.path / "tensorboard").mkdir()
     text = card(run.path, "Training finished: 20 steps.")
     picture = re.search(r"!\[[^\]]+\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", text)
     assert picture and base64.b64decode(picture[1]).startswith(b"\x89PNG")
