@@ -92,6 +92,7 @@ class MemoryNorms:
     ) -> None:
         norms = M[:, -1].float().norm(dim=(-2, -1))  # [B, Hkv]
         if reads is not None:
+            reads = reads.expand(len(M), -1, -1)  # of context parallelism: [1, S, N]
             norms = norms[reads[:, -1].any(dim=-1)]
             may_read = reads[:, :, None, :, None]
             local = local * may_read

@@ -130,5 +130,14 @@ def test_norms_are_those_of_tokens_that_may_read():
     )
     beside = observed(padded, padding)
     assert beside.reads == pytest.approx(alone.reads, rel=1e-5)
+    of_all_rows = MemoryNorms(2)
+    of_all_rows._add(
+        0,
+        torch.ones(3, 2, 2, 4, 4),
+        torch.ones(3, 2, 2, 4, 4),
+        torch.ones(3, 2, 2, 4, 4),
+        torch.ones(1, 2, 4, dtype=torch.bool),
+    )
+    assert of_all_rows.reads[0] == 1 and of_all_rows.writes[0] == 4
     short = observed(rows, torch.arange(12).expand(3, 12) // 4)
     assert short.reads == short.writes == (None, None)
