@@ -66,6 +66,13 @@ def _source_of(mapping: JsonObject) -> JsonValue:
     return data.get("source", "files") if isinstance(data, dict) else None
 
 
+def keys_read(data: JsonObject) -> set[str]:
+    """The keys of the section `data` that its source reads."""
+    passkey = data.get("passkey")
+    filler = passkey.get("filler") if isinstance(passkey, dict) else None
+    return keys_read_by(str(data.get("source")), str(filler))
+
+
 def of_new_source(data: JsonObject, changed: Collection[str]) -> JsonObject:
     """The section of a text whose `source` was changed, without keys that only its former one read.
 
@@ -78,9 +85,7 @@ def of_new_source(data: JsonObject, changed: Collection[str]) -> JsonObject:
     source = data.get("source")
     if source not in get_args(TextConfig.model_fields["source"].annotation):
         return data  # it is refused
-    passkey = data.get("passkey")
-    filler = passkey.get("filler") if isinstance(passkey, dict) else None
-    read = keys_read_by(str(source), str(filler))
+    read = keys_read(data)
     former = [
         name
         for name in TextConfig.model_fields

@@ -15,9 +15,8 @@ from pydantic_core import core_schema
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.keys import all_keys
-from infini_llama.configs.loading import of_new_source, parse_config
+from infini_llama.configs.loading import keys_read, of_new_source, parse_config
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.schema.sources import keys_read_by
 
 # What the first section shows, in this order; the sections below do not repeat it.
 SHORT = {
@@ -72,7 +71,7 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         settings[section][key] = value
         if name == "max_steps":
             settings["train"] |= {"num_epochs": None, "max_tokens": None}
-        if name == "files" and not _reads_files(settings["data"]):
+        if name == "files" and "files" not in keys_read(settings["data"]):
             settings["data"] |= {"source": "files"}
     if settings["data"]["source"] != config.data.source:
         data = config.data.model_dump(mode="json")
@@ -80,13 +79,6 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         changed = {key for key, value in settings["data"].items() if value != data[key]}
         settings["data"] = of_new_source(settings["data"], changed)
     return parse_config(settings)
-
-
-def _reads_files(data: dict[str, Any]) -> bool:
-    """Whether the source that is set reads the section's files."""
-    passkey = data["passkey"]
-    filler = passkey.get("filler") if isinstance(passkey, dict) else None
-    return "files" in keys_read_by(str(data["source"]), str(filler))
 
 
 def _with_short_keys(

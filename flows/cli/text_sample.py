@@ -119,8 +119,9 @@ def sampled_tokens(
                     sample = record[:ENCODED_BYTES]
                     encoded += len(sample.encode())
                     tokens += len(encoder.encode(sample))
-                file_text += len(record.encode())
-                found += len(record.encode())
+                size = len(record.encode())
+                file_text += size
+                found += size
                 if file_text > SAMPLED_BYTES:
                     break
             else:

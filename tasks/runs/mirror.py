@@ -135,9 +135,9 @@ class Mirror:
 
         They are given as the local paths they would have.
         """
-        return [path for path in self.begun(folder) if self.is_whole(path)]
+        return [path for path in self.copies(folder) if self.is_whole(path)]
 
-    def begun(self, folder: Path) -> list[Path]:
+    def copies(self, folder: Path) -> list[Path]:
         """As `kept`, also those whose copying did not end."""
         place = self.place(folder)
         self.files.invalidate_cache()
@@ -584,7 +584,7 @@ def _delete_pruned(mirror: Mirror, run: RunFolder, train: TrainingConfig) -> Non
     here = checkpoints.committed(run.checkpoints)
     paths_here = {checkpoint.path for checkpoint in here}
     there = list[Checkpoint]()
-    for path in mirror.begun(run.checkpoints):
+    for path in mirror.copies(run.checkpoints):
         if path in paths_here or not checkpoints.NAME.fullmatch(path.name):
             continue
         is_older = bool(here) and checkpoints.step_of(path) < here[0].step

@@ -158,12 +158,15 @@ def _is_other_dataset(state: TrainState, lineage: Lineage) -> bool:
     return state.dataset not in (None, lineage.dataset.digest)
 
 
+def _is_own(run: RunFolder, checkpoint: Path) -> bool:
+    return checkpoint.parent.resolve() == run.checkpoints.resolve()
+
+
 def _refuse_other_dataset(
     run: RunFolder, chosen: Path, state: TrainState, lineage: Lineage
 ) -> None:
     """Refuse a checkpoint of the run's folder that was trained on another dataset."""
-    is_own = chosen.parent.resolve() == run.checkpoints.resolve()
-    if is_own and _is_other_dataset(state, lineage):
+    if _is_own(run, chosen) and _is_other_dataset(state, lineage):
         raise DataError(
             f"checkpoint {chosen} was trained on another dataset ({state.dataset}) "
             f"than this run ({lineage.dataset.digest}); move it out of the run's folder, "
@@ -178,9 +181,9 @@ def _refuse_other_stage(
 
     The stages are named by steps, and follow from samples.
     """
-    is_own = chosen.parent.resolve() == run.checkpoints.resolve()
     samples = state.step * config.train.global_batch_size
-    if config.data.curriculum and not is_own and state.samples != samples:
+    is_foreign = not _is_own(run, chosen)
+    if config.data.curriculum and is_foreign and state.samples != samples:
         raise ConfigError(
             f"runtime.resume={chosen} is of a run with other global batches: it has consumed "
             f"{state.samples:,} samples in {state.step:,} steps, and with "

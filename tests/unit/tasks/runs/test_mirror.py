@@ -258,8 +258,8 @@ def test_a_checkpoint_that_is_pruned_while_it_is_copied_leaves_no_part(
     copy_all(wanted, reference)
     monkeypatch.undo()
     copy_all(wanted, reference)
-    begun = Mirror(url, home).begun(run / "checkpoints")
-    assert [checkpoints.step_of(path) for path in begun] == [20, 30]
+    copies = Mirror(url, home).copies(run / "checkpoints")
+    assert [checkpoints.step_of(path) for path in copies] == [20, 30]
     assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
 
 
