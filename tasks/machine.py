@@ -78,11 +78,8 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a new Python interpreter: nothing of what it imports stays in this process."""
         return subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                *arguments,
-            ],  # a file of the user's folder is no module
+            # With -P, a file of the user's folder is no module.
+            [sys.executable, "-P", *arguments],
             env=dict(self.environ),
             capture_output=True,
             text=True,

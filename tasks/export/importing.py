@@ -26,6 +26,7 @@ from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.model import hf
 from infini_llama.model.config import Attention, LlamaConfig, parameters
 from infini_llama.tasks.export.memory_recipe import to_learn_a_memory, to_read_text
+from infini_llama.tasks.patch_environment.footprint import model_of
 from infini_llama.tasks.records.heads import HeadScores
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.storage.hf_folder import Folder, open_folder, tokenizer_of
@@ -156,11 +157,7 @@ def write_configuration(
         name = re.sub("[^A-Za-z0-9._-]+", "-", output.stem).strip("-._")
         mapping |= {"runtime": {"name": name or "run"}}
     config = parse_config({**mapping})
-    trained = LlamaConfig(
-        **config.model.architecture(
-            folder.config.vocab_size, config.data.sequence_length
-        )
-    )
+    trained = model_of(config.with_vocab_size(folder.config.vocab_size))
     digest = folder.digest()
     head = (
         f"# Continues training the model in {folder.path.name}, {digest}.\n"
