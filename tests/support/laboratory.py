@@ -306,7 +306,13 @@ def torchrun(
         "--standalone",
         f"--nproc-per-node={ranks}",
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    tests = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": path,
+    }
     code = server.run(
         [*command, str(program), *arguments], environment, log, seconds=850
     )

@@ -97,6 +97,9 @@ class Server:
     """The process with torch, and requests to it."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
         self.socket, theirs = socket.socketpair()
         environment = os.environ | {PADDING: "-" * SPACE, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, str(theirs.fileno()), "-" * SPACE]
@@ -109,6 +112,17 @@ class Server:
         theirs.close()
 
     def request(self, request: dict, descriptors: list[int]) -> Any:
+        """The answer. A request that is interrupted ends the process: what it still answers would be taken for the next one's answer."""
+        try:
+            return self.exchange(request, descriptors)
+        except BaseException:
+            self.socket.close()
+            self.process.kill()
+            self.process.wait()
+            self.begin()
+            raise
+
+    def exchange(self, request: dict, descriptors: list[int]) -> Any:
         payload = json.dumps(request).encode()
         ancillary = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
@@ -148,8 +162,11 @@ class Server:
             process = self.start(command, env, output.fileno())
         try:
             return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        except BaseException as error:  # the test's own limit of time too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             raise AssertionError(
                 f"{command} did not end; its output:\n{log.read_text()[-4000:]}"
             ) from None

@@ -13,6 +13,7 @@ from infini_llama.tasks.train.worker.data.loader import Batch
 from infini_llama.tasks.train.worker.strategies.compiling import compile_if_it_agrees
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
+from support.leaving import leave_together
 
 
 def main(run_dir: Path) -> None:
@@ -45,7 +46,7 @@ def main(run_dir: Path) -> None:
     loss = first_batch()
     is_eager = "forward" not in strategy.model.model.layers[0].__dict__
     (run_dir / f"rank-{ranks.rank}").write_text(f"{is_eager} {loss}")
-    ranks.leave()
+    leave_together(ranks)
 
 
 if __name__ == "__main__":

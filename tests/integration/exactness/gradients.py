@@ -2,7 +2,6 @@
 
 import faulthandler
 import json
-import os
 import sys
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,7 @@ from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor, model_tensors, state_hash
 from infini_llama.tasks.train.worker.strategies.native import DDP, FSDP
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from support.leaving import leave_together
 
 STRATEGIES = {
     "ddp": {"parallel": "ddp"},
@@ -134,9 +134,7 @@ def main() -> None:
     found = {"-".join(map(str, cell)): differences(*cell, ranks) for cell in cells}
     if ranks.is_rank0:
         Path(sys.argv[1]).write_text(json.dumps(found))
-    ranks.barrier()
-    ranks.leave()
-    os._exit(0)
+    leave_together(ranks)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from infini_llama.tasks.train.worker import trainer
 from infini_llama.tasks.train.worker.callbacks import step_metrics
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
+from support.leaving import leave_together
 
 
 class StopAfter:
@@ -68,7 +69,7 @@ def main() -> None:
         (folder / f"outcome-{ranks.rank}").write_text(outcome)
         if not outcome.startswith(("done", "preempted")):
             os._exit(1)
-    ranks.leave()
+    leave_together(ranks)
 
 
 if __name__ == "__main__":

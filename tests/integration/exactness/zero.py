@@ -19,6 +19,7 @@ from infini_llama.tasks.train.worker.strategies.optimizer import set_learning_ra
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from infini_llama.tasks.train.worker.strategies.strategy import build_strategy
 from infini_llama.tasks.train.worker.trainer import optimizer_step
+from support.leaving import leave_together
 
 STEPS, SAVED = 5, 3
 ROWS = torch.randint(0, 61, (STEPS, 8, 14), generator=torch.Generator().manual_seed(3))
@@ -141,7 +142,7 @@ def main() -> None:
             ]
     if ranks.is_rank0:
         (folder / "found.json").write_text(json.dumps(found))
-    ranks.leave()
+    leave_together(ranks)
 
 
 if __name__ == "__main__":
