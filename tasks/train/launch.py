@@ -202,22 +202,18 @@ class TorchrunWorkers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
 
-    def stop(self, grace_period: float) -> None:
-        """Have every rank save at its next step boundary.
-
-        After `grace_period` seconds all are killed.
-        """
-        self.request_stop()
-        self.wait(grace_period)
-        self.end()
-
     def request_stop(self) -> None:
-        """Send SIGTERM to every rank.
+        """Have every rank save at its next step boundary, by SIGTERM.
 
         It goes to torchrun if no rank is up and there is nothing to save.
         """
         for pid in self.running() or [self.process.pid]:
             send(pid, signal.SIGTERM)
+
+    def end_within(self, grace_period: float) -> None:
+        """Wait for the end after `request_stop`; kill what still runs after the grace period."""
+        self.wait(grace_period)
+        self.end()
 
     def end(self) -> None:
         """Kill what still runs; return once no rank of this torchrun is left."""

@@ -195,7 +195,8 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
             "stop requested; waiting up to %.0f s for a checkpoint",
             attempt.grace_period,
         )
-        workers.stop(attempt.grace_period)
+        workers.request_stop()
+        workers.end_within(attempt.grace_period)
         raise Preempted(
             "this node received a stop signal and its workers have ended; "
             "run the same command to rejoin."

@@ -69,6 +69,8 @@ def stop_workers(
     requested = time.monotonic()
     while True:
         try:
+            # First: metrics.jsonl, from which the grace period follows, may take long to read.
+            workers.request_stop()
             grace = grace_period(RunFolder(attempt.run_dir), attempt.config.runtime)
             log.warning(
                 "stop requested; waiting up to %.0f s for a checkpoint "
@@ -76,7 +78,7 @@ def stop_workers(
                 grace,
             )
             notify_systemd(grace)
-            workers.stop(grace)
+            workers.end_within(grace)
             return request
         except Exception:
             raise

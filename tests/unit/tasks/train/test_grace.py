@@ -59,9 +59,12 @@ class Interrupted(TorchrunWorkers):
     def __init__(self, *requests: BaseException) -> None:
         object.__setattr__(self, "requests", list(requests))
 
-    def stop(self, grace_period: float) -> None:
+    def request_stop(self) -> None:
         if self.requests:
             raise self.requests.pop(0)
+
+    def end_within(self, grace_period: float) -> None:
+        pass
 
 
 def test_a_request_to_stop_that_comes_while_a_fault_stops_the_workers_is_kept(
@@ -80,3 +83,34 @@ def test_a_request_to_stop_that_comes_while_a_fault_stops_the_workers_is_kept(
     assert stop_workers(attempt, ended) is first and len(ended.requests) == 1
     again = Interrupted(second, KeyboardInterrupt())
     assert stop_workers(attempt, again, first) is first and len(again.requests) == 1
+
+
+class Recorded(TorchrunWorkers):
+    """Workers that write down what is called."""
+
+    def __init__(self, calls: list[str]) -> None:
+        object.__setattr__(self, "calls", calls)
+
+    def request_stop(self) -> None:
+        self.calls.append("request_stop")
+
+    def end_within(self, grace_period: float) -> None:
+        self.calls.append(f"end_within {grace_period:g}")
+
+
+def test_the_workers_are_asked_before_the_metrics_of_a_long_run_are_read(
+    tmp_path, monkeypatch
+):
+    """These take 36 microseconds per step: after half a million steps, most of a pod's grace period."""
+    calls: list[str] = []
+
+    def read(run: RunFolder) -> list[TrainLine]:
+        calls.append("read_metrics")
+        return [TrainLine.model_validate(SAVED)]
+
+    monkeypatch.setattr(stopping, "read_metrics", read)
+    attempt = make_attempt(
+        tmp_path, parse_config({"data": {"source": "python-stdlib"}}), plan=make_plan()
+    )
+    stop_workers(attempt, Recorded(calls))
+    assert calls == ["request_stop", "read_metrics", "end_within 39"]
