@@ -60,3 +60,18 @@ def fits(optimizer: str, parallel: str) -> bool:
     if parallel == "deepspeed":
         return entry.deepspeed != ""
     return entry.matrices is None or not STRATEGIES[parallel].zero_stages
+
+
+def fault_of_compile(compile: str, parallel: str) -> str:
+    """Why a value of train.compile does not work with a strategy; "" if it does."""
+    if compile in ("block", "whole") and parallel == "deepspeed":
+        return (
+            f"compile={compile} cannot be combined with parallel=deepspeed; use "
+            "compile=off, or parallel=fsdp"
+        )
+    if compile == "whole" and STRATEGIES[parallel].zero_stages:
+        return (
+            f"compile=whole cannot be combined with parallel={parallel}, which gathers "
+            "parameters layer by layer; use compile=block"
+        )
+    return ""

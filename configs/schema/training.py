@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from infini_llama.configs.choices import OneOf, descriptions
 from infini_llama.configs.durations import COUNT, DURATION, count, duration
 from infini_llama.configs.optimizers import OPTIMIZERS
-from infini_llama.configs.parallel import STRATEGIES, fits
+from infini_llama.configs.parallel import STRATEGIES, fault_of_compile, fits
 from infini_llama.configs.schedules import SCHEDULES
 from infini_llama.configs.schema.section import Section, fixed, free, inexact
 
@@ -387,14 +387,7 @@ class TrainingConfig(Section):
                 f"parallel={self.parallel} has no zero_stage={self.zero_stage}; use {stages[0]}, "
                 "or parallel=deepspeed"
             )
-        if self.compile in ("block", "whole") and self.parallel == "deepspeed":
-            raise ValueError(
-                f"compile={self.compile} cannot be combined with parallel=deepspeed; use "
-                "compile=off, or parallel=fsdp"
-            )
-        if self.compile == "whole" and STRATEGIES[self.parallel].zero_stages:
-            raise ValueError(
-                f"compile=whole cannot be combined with parallel={self.parallel}, which gathers "
-                "parameters layer by layer; use compile=block"
-            )
+        fault = fault_of_compile(self.compile, self.parallel)
+        if fault:
+            raise ValueError(fault)
         return self

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from infini_llama.configs.attention_backends import ATTENTION_BACKENDS
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.parallel import fault_of_compile
 from infini_llama.configs.reading import JsonObject, changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import flops_per_token
@@ -688,7 +689,9 @@ class Planner:
         def fault(compile: Compile) -> str:
             if compile != "off" and lacking:
                 return f"train.compile={compile}, but {lacking}; install it or use off."
-            return ""
+            # What is pinned may be of another strategy.
+            unlike = fault_of_compile(compile, self.train.parallel)
+            return f"train.{unlike}." if unlike else ""
 
         return self.choose("compile", self.train.compile, rule, fault)
 

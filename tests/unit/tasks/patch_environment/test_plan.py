@@ -67,6 +67,28 @@ def test_layers_are_compiled_on_gpus_that_can(laptop):
     assert without.compile == "off" and "C compiler" in reason_of(without, "compile")
 
 
+@pytest.mark.parametrize(
+    ("pinned", "parallel", "chosen"),
+    [
+        ("block", "deepspeed", "off"),
+        ("whole", "deepspeed", "off"),
+        ("whole", "fsdp", "off"),
+        ("block", "fsdp", "block"),
+    ],
+)
+def test_a_run_that_goes_to_another_strategy_keeps_no_compilation_that_this_refuses(
+    laptop, caplog, pinned, parallel, chosen
+):
+    machine = changed(laptop, compilers={"cc": None, "cxx": "/usr/bin/g++"})
+    first = plan_environment(settings(train={"compile": pinned}), machine)
+    plan = plan_environment(
+        settings(train={"parallel": parallel}), machine, first.pinned()
+    )
+    assert plan.compile == chosen
+    refused = f"compile={pinned} cannot be combined with parallel={parallel}"
+    assert (refused in caplog.text) == (chosen == "off")
+
+
 def test_layers_are_compiled_on_a_processor_with_amx_if_the_run_is_long(laptop):
     amx = changed(
         laptop,
