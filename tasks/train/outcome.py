@@ -119,12 +119,10 @@ def _reported(evidence: Evidence) -> Outcome:
     preempted = [status for status in written if status.state == "preempted"]
     if preempted and not failed and not silent:
         step = preempted[0].step
-        return Outcome(
-            "preempted",
-            ExitCode.PREEMPTED,
-            f"saved a checkpoint and stopped at step {step}",
-            step,
-        )
+        message = "stopped before the first step"
+        if step:
+            message = f"saved a checkpoint and stopped at step {step}"
+        return Outcome("preempted", ExitCode.PREEMPTED, message, step)
     if failed and not silent:
         return _failed(failed[0], logs)
     if silent and returncode < 0:

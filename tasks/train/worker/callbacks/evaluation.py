@@ -180,7 +180,9 @@ class Evaluation(Callback):
             is_measured = writer is not None and writer.has_validation(state.step)
             is_measured_on_rank0 = self.training.ranks.sum(float(is_measured))[0]
             if not is_measured_on_rank0:
-                self._measure(state.step)
+                line = self._measure(state.step, self._is_given_up)
+                # Due again, so that this attempt ends before its first step.
+                state.evaluation_due |= line is None
         # One that the attempt before gave up is made before any step.
         seconds = 0.0 if state.evaluation_due else attempt.since_evaluation
         self.interval.start(state, seconds)
@@ -197,9 +199,7 @@ class Evaluation(Callback):
 
         A collective call.
         """
-        line = self._measure(
-            state.step, lambda: not self.is_time_known and self.training.is_stopping()
-        )
+        line = self._measure(state.step, self._is_given_up)
         if line is None:
             return
         state.evaluation_due = False
@@ -207,10 +207,14 @@ class Evaluation(Callback):
             state.record_validation(line.loss)
         self.last_step = state.step
 
+    def _is_given_up(self) -> bool:
+        """Whether a stop is requested and need not wait. A collective call."""
+        return not self.is_time_known and self.training.is_stopping()
+
     def _measure(
         self,
         step: int,
-        is_given_up: Callable[[], bool] = lambda: False,
+        is_given_up: Callable[[], bool],
     ) -> ValidationLine | None:
         """The validation loss, which is also written into the metrics; None if it was given up.
 

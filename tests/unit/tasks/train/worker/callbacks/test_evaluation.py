@@ -44,6 +44,30 @@ def test_a_run_that_resumes_beyond_its_end_is_evaluated_there_once(
     assert len(lines) == len(steps)
 
 
+@pytest.mark.parametrize(("seconds", "is_given_up"), [(0.0, True), (5.0, False)])
+def test_a_stop_in_the_evaluation_before_the_first_step_gives_it_up_if_its_time_is_not_known(
+    tmp_path, seconds, is_given_up
+):
+    """Else it lasts until the grace period has ended."""
+    strategy, lines = single_rank(Llama(LlamaConfig(61, 16, 32, 2, 2, 1, 16))), []
+    writer = SimpleNamespace(has_validation=lambda _: False, validation=lines.append)
+    validation = SimpleNamespace(
+        measure=lambda module, ranks, step, is_over: (
+            None if is_over() else ValidationLine(step=step, loss=2.0, tokens=24)
+        )
+    )
+    heartbeat = SimpleNamespace(beat=lambda *_: None)
+    config = changed(make_config(), train={"init_from": "a", "warmup_steps": 0})
+    attempt = make_attempt(tmp_path, config, evaluation_time=seconds)
+    training = Training(
+        attempt, strategy, None, strategy.ranks, heartbeat, lambda: True
+    )
+    evaluation = Evaluation(training, validation, SimpleNamespace(writer=writer))
+    state = TrainState()
+    evaluation.on_train_start(state)
+    assert (state.evaluation_due, not lines) == (is_given_up, is_given_up)
+
+
 @pytest.mark.parametrize(("is_due", "ends"), [(False, True), (True, False)])
 def test_an_evaluation_that_was_given_up_begins_its_interval_anew(
     tmp_path, is_due, ends
