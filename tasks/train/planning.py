@@ -185,11 +185,11 @@ def _refuse_other_stage(
     is_foreign = not _is_own(run, chosen)
     if config.data.curriculum and is_foreign and state.samples != samples:
         raise ConfigError(
-            f"runtime.resume={chosen} is of a run with other global batches: it has consumed "
-            f"{state.samples:,} samples in {state.step:,} steps, and with "
-            f"train.global_batch_size={config.train.global_batch_size} it would be {samples:,}, so "
-            "data.curriculum would end at another step; use its train.global_batch_size, or no "
-            "curriculum."
+            f"runtime.resume={chosen} has consumed {state.samples:,} samples in {state.step:,} "
+            f"steps, and with train.global_batch_size={config.train.global_batch_size} it would be "
+            f"{samples:,}, so data.curriculum would end at another step. Its run had other global "
+            "batches, or a rollback left samples out; use that run's train.global_batch_size, a "
+            "checkpoint from before the rollback, or no curriculum."
         )
 
 
