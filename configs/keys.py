@@ -78,15 +78,10 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
     is_key = True
     allowed: Any = PipelineConfig
     for step in location:
-        of_null = [
-            argument for argument in get_args(allowed) if argument is not type(None)
-        ]
-        if (
-            isinstance(step, int)
-            and len(of_null) == 1
-            and get_origin(of_null[0]) is list
-        ):
-            allowed = of_null[0]  # an entry of a list that may be null
+        if isinstance(step, int):
+            allowed = _list_among(allowed)
+        elif step.startswith("list[") and get_origin(_list_among(allowed)) is list:
+            continue  # pydantic's name for the list among the choices of a union
         section = section_of(allowed, or_null=True)
         arguments = get_args(allowed)
         if section is not None:
@@ -114,6 +109,22 @@ def place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...], 
     return tuple(steps), tuple(key), allowed
 
 
+def _list_among(allowed: Any) -> Any:
+    """The list in whose place a key may also hold null or some words; otherwise `allowed`."""
+    origin = get_origin(allowed)
+    choices = get_args(allowed)
+    if origin is Annotated:
+        return _list_among(choices[0])
+    if origin not in (Union, types.UnionType):
+        return allowed
+    lists = [choice for choice in choices if get_origin(choice) is list]
+    for choice in choices:
+        is_plain = choice is type(None) or get_origin(choice) is Literal
+        if not is_plain and choice not in lists:
+            return allowed
+    return lists[0] if len(lists) == 1 else allowed
+
+
 def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
     """The values that a type allows, in words such as 'an integer ≥ 1 or auto'."""
     origin = get_origin(allowed)
@@ -125,17 +136,16 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
         ]
         return words(arguments[0], tuple(rule for group in groups for rule in group))
     if origin in (Union, types.UnionType):
-        return " or ".join(words(argument) for argument in arguments)
+        return " or ".join(words(argument, rules) for argument in arguments)
     choices = arguments if origin is Literal else _rule(rules, "names")
     if choices:
         is_one = len(choices) == 1
         return str(choices[0]) if is_one else "one of " + ", ".join(map(str, choices))
     if origin is list:
-        return (
-            "a list of sections"
-            if section_of(arguments[0])
-            else "a list such as [a, b]"
-        )
+        if section_of(arguments[0]):
+            return "a list of sections"
+        article = "a non-empty" if _rule(rules, "min_length") else "a"
+        return f"{article} list such as [a, b]"
     if section_of(allowed):
         return "a section with keys"
     if origin is dict:
@@ -145,7 +155,10 @@ def words(allowed: Any, rules: tuple[Any, ...] = ()) -> str:
         if pattern:
             return PATTERNS[pattern]
         return "a non-empty string" if _rule(rules, "min_length") else "a string"
-    return PLAIN[allowed] + _range(rules)
+    kind = PLAIN[allowed]
+    if _rule(rules, "multiple_of") == 2:
+        kind = "an even integer"
+    return kind + _range(rules)
 
 
 PLAIN = {

@@ -53,7 +53,8 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
         rest = _without(rest, key_steps)
     while errors := _errors(rest):
         named: set[str] = set()
-        reported: set[Steps] = set()  # a union fails once per branch
+        # A union fails once per branch, and its list may have failed at an entry before.
+        reported: set[Steps] = set()
         for error in errors:
             steps, fields, _ = place(error["loc"])
             if error["type"] == "value_error":
@@ -63,7 +64,8 @@ def validate(mapping: dict[Any, Any]) -> tuple[PipelineConfig | None, list[str]]
                     named |= keys
                 continue
             key = ".".join(fields)
-            if steps not in reported and not _any_within({key}, wrong):
+            is_reported = any(other[: len(steps)] == steps for other in reported)
+            if not is_reported and not _any_within({key}, wrong):
                 lines.append(_sentence(error))
             reported.add(steps)
             named.add(key)

@@ -126,8 +126,8 @@ class ModelConfig(Section):
         default=1,
         description="Embedding and output head have as many rows as the next multiple of this "
         "number, for example 128 for fast matrix products on GPUs. The rows beyond the tokenizer's "
-        "vocabulary stay zero: they are never sampled, are not part of the loss, and are not "
-        "exported. 1: no padding.",
+        "vocabulary stay zero, and are never sampled, part of the loss, or exported. 1: no "
+        "padding.",
     )
     hidden_act: Activation = fixed(
         default="silu",

@@ -111,8 +111,8 @@ class TextConfig(Section):
     revision: str | None = fixed(
         read_by=(HUB,),
         default=None,
-        description="Branch, tag or commit of data.dataset on the Hugging Face Hub. Default: its "
-        "main branch. The manifest records the commit that was read.",
+        description="Branch, tag or commit of data.dataset on the Hub. Default: its main branch. "
+        "The manifest records the commit that was read.",
         min_length=1,
     )
     dataset_split: str = fixed(

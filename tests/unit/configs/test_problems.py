@@ -133,6 +133,31 @@ def test_every_item_of_a_list_or_table_is_named():
     assert "environment.env.9x: " in text and "environment.env.A:" in text
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "sentence"),
+    [
+        ("model", "head_dim", 7, "model.head_dim: 7 is not an even integer from 2"),
+        (
+            "model",
+            "memory_layers",
+            [],
+            "model.memory_layers: [] is not a non-empty list",
+        ),
+        (
+            "model",
+            "memory_layers",
+            [0, -1],
+            "model.memory_layers.1: -1 is not an integer",
+        ),
+        ("environment", "gpus", [0, "x"], "environment.gpus.1: 'x' is not an integer"),
+        ("train", "init_from", "", "train.init_from: '' is not a non-empty string"),
+    ],
+)
+def test_the_rule_that_a_value_breaks_is_named(section, key, value, sentence):
+    text = message(GOOD | {section: {key: value}})
+    assert sentence in text and "\n" not in text
+
+
 def test_a_section_without_keys_is_no_problem():
     assert parse_config(GOOD | {"train": None, "model": {}}).train.max_steps == 1000
     assert "train: 5 " in message(GOOD | {"train": 5})
