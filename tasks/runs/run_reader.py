@@ -43,6 +43,7 @@ from infini_llama.tasks.runs.goodput import goodput
 from infini_llama.tasks.runs.run_folder import (
     RunFolder,
     attempt_folders,
+    attempt_plan_path,
     number_of,
     read_attempt_plan,
     read_attempts,
@@ -360,8 +361,12 @@ class RunReader:
         )
         step_seconds = sum(line.step_time for line in self.trained)
         read = sum(line.input_tokens for line in self.trained)
+        plans = map(attempt_plan_path, attempt_folders(self.folder))
+        # One of them exists: a lineage is read from its file or from a plan.
         files = [
-            path for path in (self.folder.metrics, self.folder.lineage) if path.exists()
+            path
+            for path in (self.folder.metrics, self.folder.lineage, *plans)
+            if path.exists()
         ]
         return RunResults(
             run=self.name,

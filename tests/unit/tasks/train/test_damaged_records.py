@@ -96,6 +96,9 @@ def test_a_removed_lineage_is_taken_from_an_attempt(run, tmp_path, caplog):
     ]
     add_attempt(run, 1, make_attempt(run.path, lineage=lineage))
     assert run.read_lineage() == lineage and str(run.lineage) in caplog.text
+    # The report of a run that was killed before its first step, which has no metrics.jsonl.
+    assert not run.metrics.exists()
+    assert RunReader(run.path).results.age >= 0
     assert not [
         each for each in leftovers(tmp_path, rules) if each.kind == "dataset of no run"
     ]
