@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import field_validator
+
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.records.metrics import Goodput, StartTime
 from infini_llama.tasks.records.record import Record
@@ -49,6 +51,13 @@ class _LedgerLine(Record):
     step: int
     time: float
     phases: dict[str, float]
+
+    @field_validator("phases")
+    @classmethod
+    def _are_known(cls, phases: dict[str, float]) -> dict[str, float]:
+        if not phases.keys() <= PART_OF.keys():
+            raise ValueError("a phase is not known to this version")
+        return phases
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,13 @@ def test_lost_lines_of_a_ledger_are_named(run, caplog, kept):
     assert f"{ledger} has lost lines" in caplog.text
 
 
+def test_a_line_with_a_phase_of_another_version_is_named_and_not_counted(run, caplog):
+    lines = [line(0, 14.0, start=4.0), line(1, 16.0, compute=1.0, forward=1.0)]
+    story(run, 1, 10.0, 0, lines, 9.5, "done", step=1)
+    assert goodput(run).training == 0.0
+    assert "line 2, 3 cannot be read" in caplog.text
+
+
 def test_an_attempt_with_no_step_left_has_lost_no_line(run, caplog):
     """Resumed at step 40 with a train.max_steps of 30."""
     story(run, 1, 10.0, 40, [line(0, 14.0, start=4.0)], 5.0, "done", step=40)
