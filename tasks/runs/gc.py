@@ -172,8 +172,9 @@ def _of_starts(home: Path) -> Iterator[Leftover]:
     """
     lock = _lock_of_preparations(home)
     for run in run_folders(home):
-        if not any(run.iterdir()):
-            yield Leftover(run, "name of no run", lock)
+        with suppress(PermissionError):  # it is another user's
+            if not any(run.iterdir()):
+                yield Leftover(run, "name of no run", lock)
     for file, start in start_records(home).items():
         if not (home / "runs" / start.name).exists():
             yield Leftover(file, "start of no run", lock)

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +136,23 @@ def test_what_the_file_system_keeps_is_named_and_the_rest_is_removed(home, monke
 def test_a_run_of_another_user_hides_no_other_and_is_kept(
     home, make_run, monkeypatch, half_saved
 ):
-    theirs, read_bytes = make_run("theirs") / "lineage.json", Path.read_bytes
+    theirs = make_run("theirs")
+    read_bytes, iterdir = Path.read_bytes, Path.iterdir
 
-    def refuse(path: Path) -> bytes:
-        if path == theirs:
+    def refuse(path: Path) -> None:
+        if theirs in (path, *path.parents):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    def read(path: Path) -> bytes:
+        refuse(path)
         return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    def entries(path: Path) -> Iterator[Path]:
+        refuse(path)
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(Path, "iterdir", entries)
     assert [run.run for run in list_runs(home)] == ["run"]
     assert paths(collect(home, Rules(0.0, unused_datasets=True), yes=True)) == [
         half_saved.relative_to(home).as_posix()
