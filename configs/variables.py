@@ -37,6 +37,12 @@ def without_variables(config: PipelineConfig) -> PipelineConfig:
     return filled
 
 
+def as_written(path: object) -> str:
+    """A path as a configuration names it, in which a dollar sign would begin a variable."""
+    text = str(path)
+    return text if "://" in text else text.replace("$", "$$")
+
+
 def _in_section(section: AnySection, prefix: str) -> AnySection:
     changes: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():

@@ -131,7 +131,7 @@ def count(text: str) -> int:
 
 def non_empty(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("the text must not be empty")
+        raise argparse.ArgumentTypeError("the value must not be empty")
     return text
 
 
@@ -182,6 +182,7 @@ COMMANDS = {
             "your text: file, folder or glob",
             repeated=True,
             required=True,
+            type=non_empty,
         ),
         option("--text-column NAME", "field or column with the text (default: text)"),
         option(
@@ -331,6 +332,7 @@ COMMANDS = {
             "text to evaluate on, as in data.files; with --passkey: the text before the numbers, "
             "read once for all of a length (model.memory_update=linear)",
             repeated=True,
+            type=non_empty,
         ),
         option("--source NAME", "read the files as this source of the run"),
         option(

@@ -22,6 +22,7 @@ from infini_llama.configs.reading import parse_yaml
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
 from infini_llama.configs.text_formats import BY_ENDING
+from infini_llama.configs.variables import without_variables
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.model_size import (
     MOST_EPOCHS,
@@ -182,7 +183,7 @@ def write_continuation(
     heads = heads_to_read_memory(folder, attention)
     chosen = architecture_of(folder.config, attention)
     mapping: dict[str, Any] = {**configuration_of(folder, chosen, heads)}
-    settings = PipelineConfig.model_validate(mapping).data.tokenizer
+    settings = without_variables(PipelineConfig.model_validate(mapping)).data.tokenizer
     encoder = None
     if is_given(settings):
         encoder = TextEncoder(load(settings), settings.split_special_tokens)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError
-from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.configs.schema import PipelineConfig
+from infini_llama.configs.variables import as_written, without_variables
 from infini_llama.flows.cli.model_size import SHORTEST
 from infini_llama.tasks.preprocess.sources.files import File, Files, matching
 from infini_llama.tasks.preprocess.sources.formats import format_read
@@ -30,7 +31,7 @@ class Text:
     """The user's text.
 
     Attributes:
-        patterns: as given with --files.
+        patterns: as given with --files, also with variables, which the configuration keeps.
         tokens: estimated from a sample.
         column: the key data.text_column, if it was given.
     """
@@ -61,8 +62,9 @@ def sample_text(
         ConfigError, DataError: no text is there, or too little.
     """
     column = {"text_column": text_column} if text_column else {}
-    source = Files(TextConfig.model_validate({"files": patterns, **column}), "data")
-    files = matching(source, patterns, "files", NotText(home))
+    named = PipelineConfig.model_validate({"data": {"files": patterns, **column}})
+    data = without_variables(named).data
+    files = matching(Files(data, "data"), data.files, "files", NotText(home))
     tokens = sampled_tokens(files, encoder)
     if tokens < FEWEST_SEQUENCES * SHORTEST:
         raise _too_little_text(files, tokens)
@@ -141,7 +143,7 @@ def held_out_key(files: list[File], length: int) -> dict[str, object]:
     fraction, file = _held_out(files, length)
     if file is None:
         return {"validation_fraction": fraction}
-    return {"validation_files": [str(file.path)]}
+    return {"validation_files": [as_written(file.path)]}
 
 
 def _held_out(files: list[File], length: int) -> tuple[float, File | None]:

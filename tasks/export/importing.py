@@ -23,6 +23,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.reading import JsonObject, expanded
 from infini_llama.configs.schema import ModelConfig, PipelineConfig
 from infini_llama.configs.schema.runtime import RUN_NAME
+from infini_llama.configs.variables import as_written
 from infini_llama.model import hf
 from infini_llama.model.config import Attention, LlamaConfig, parameters
 from infini_llama.tasks.export.memory_recipe import to_learn_a_memory, to_read_text
@@ -278,7 +279,8 @@ def configuration_of(
             folder.path,
         )
     model = model_section(chosen)
-    tokenizer: JsonObject = {"path": str(folder.path)}
+    path = as_written(folder.path)
+    tokenizer: JsonObject = {"path": path}
     data: JsonObject = {
         "source": "files",
         "files": ["texts/**/*.txt"],
@@ -286,7 +288,7 @@ def configuration_of(
         "tokenizer": tokenizer,
     }
     train: JsonObject = {
-        "init_from": str(folder.path),
+        "init_from": path,
         "max_steps": 1000,
         "global_batch_size": 32,
         "micro_batch_size": 4,

@@ -10,6 +10,7 @@ import pytest
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema.sources import TextConfig
+from infini_llama.configs.variables import without_variables
 from infini_llama.flows.cli.init import write_continuation, write_new
 from infini_llama.flows.cli.model_size import (
     MOST_EPOCHS,
@@ -82,6 +83,22 @@ def test_every_path_can_be_read_back(tmp_path, name):
         for path in (*data.files, *data.validation_files)
         if str(folder) not in path
     ] == []
+
+
+@pytest.mark.parametrize("pattern", ["$TEXTS/a$$b", "{folder}/a$$b/*.txt"])
+def test_files_are_read_as_the_configuration_reads_them(tmp_path, monkeypatch, pattern):
+    monkeypatch.setenv("TEXTS", str(tmp_path))
+    (tmp_path / "a$b").mkdir()
+    for number in range(3):
+        text = f"a sentence of {number} words. " * 400
+        (tmp_path / "a$b" / f"{number}.txt").write_text(text)
+    output = tmp_path / "my.yaml"
+    files = [pattern.format(folder=tmp_path)]
+    write_new(output, files, "softmax", tmp_path / "home", Overrides())
+    config = load_config(output)
+    assert config.data.files == files
+    corpus = survey(without_variables(config).data)
+    assert [len(corpus.train), len(corpus.validation)] == [2, 1]
 
 
 @pytest.mark.parametrize("kind", [H100, T4], ids=["H100", "T4"])

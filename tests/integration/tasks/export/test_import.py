@@ -20,6 +20,7 @@ from infini_llama.configs.schema import (
     PipelineConfig,
     TrainingConfig,
 )
+from infini_llama.configs.variables import without_variables
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.export.exporting import export
@@ -265,6 +266,15 @@ def test_import_writes_a_configuration_of_the_folder(theirs, tmp_path):
     assert (section["attention"], section["segment_length"]) == ("infini", 128)
     with pytest.raises(ConfigError, match="exists"):
         refuse_as_new(tmp_path / "run.yaml")
+
+
+def test_a_dollar_sign_in_the_folder_begins_no_variable(theirs, tmp_path):
+    path, _ = theirs()
+    folder = tmp_path / "a$b"
+    path.rename(folder)
+    write_configuration(open_model(folder), tmp_path / "run.yaml")
+    config = without_variables(load_config(tmp_path / "run.yaml"))
+    assert config.train.init_from == config.data.tokenizer.path == str(folder)
 
 
 @pytest.mark.parametrize("sees_previous", [False, True])
