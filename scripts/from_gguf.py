@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from gguf import GGUFReader
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -21,8 +22,14 @@ def convert(file: Path, output: Path) -> None:
     """Write `output` with weights, configuration and tokenizer.
 
     Raises:
-        SystemExit: it is no Llama.
+        SystemExit: it is no GGUF file, no Llama, or scales rotary positions.
     """
+    scaling = scaling_of(file)
+    if scaling is not None:
+        raise SystemExit(
+            f"{file} scales rotary positions ({scaling}), which transformers does not read from GGUF; "
+            "use the folder that the file was made from."
+        )
     loaded = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype="float32"
     )
@@ -40,6 +47,26 @@ def convert(file: Path, output: Path) -> None:
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(
         output
     )
+
+
+def scaling_of(file: Path) -> str | None:
+    """What scales rotary positions in a GGUF file; None: nothing does.
+
+    Raises:
+        SystemExit: the file cannot be read, or is no GGUF file.
+    """
+    try:
+        read = GGUFReader(file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{file} cannot be read as GGUF ({error}).") from None
+    kind = read.get_field("llama.rope.scaling.type")
+    if kind is not None and kind.contents() != "none":
+        return f"llama.rope.scaling.type={kind.contents()}"
+    for tensor in read.tensors:
+        # Llama 3.1 and later have their scaling as a divisor per frequency.
+        if tensor.name == "rope_freqs.weight" and (tensor.data != 1).any():
+            return tensor.name
+    return None
 
 
 if __name__ == "__main__":
