@@ -110,6 +110,7 @@ def number(
 
 
 POSITIVE = number(int, 1)
+SIZE = number(int, 1, 2**31 - 1)  # as in `model.config`
 SEED = number(int, 0, 2**63 - 1)
 ABOVE_ZERO = number(float, 0, above=True)
 NOT_NEGATIVE = number(float, 0)
@@ -434,7 +435,7 @@ COMMANDS = {
             "infini: Infini-attention (default: as in the folder)",
             choices=ATTENTIONS,
         ),
-        option("--segment-length N", "tokens per segment (infini)", type=POSITIVE),
+        option("--segment-length N", "tokens per segment (infini)", type=SIZE),
         option(
             "--attend-previous-segment", "segments also see the one before (infini)"
         ),

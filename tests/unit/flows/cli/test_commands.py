@@ -119,6 +119,15 @@ def test_refused_arguments_are_an_object_with_json(words, capsys):
     assert left.value.code == json.loads(capsys.readouterr().out)["exit_code"] == 64
 
 
+def test_a_segment_longer_than_a_size_of_the_model_is_refused(capsys):
+    words = ["import", "folder", "--segment-length", "2147483648", "--json"]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 64
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "--segment-length: 2147483648 must be at least 1 and at most" in error
+
+
 def test_the_help_lists_every_exit_code_in_order():
     listed = [
         int(code)
