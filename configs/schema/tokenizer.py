@@ -55,6 +55,12 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _tokens_fit(self) -> TokenizerConfig:
         special = self.special_tokens
+        is_trained = not (self.path or self.encoding)
+        if is_trained and self.eos not in (None, "<|endoftext|>"):
+            raise ValueError(
+                f"eos={self.eos!r} is for a given tokenizer, and path=null trains one, whose "
+                "end-of-text token is <|endoftext|>; name a tokenizer, or remove eos"
+            )
         if self.encoding and special:
             raise ValueError(
                 f"special_tokens={special!r} is set together with encoding={self.encoding}, which "
