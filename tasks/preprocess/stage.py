@@ -451,6 +451,13 @@ class Preparation:
                 "trained on; name other text to train on, or to hold out (data.validation_files, "
                 "data.validation_split)."
             )
+        if all(source.validation for source in self.corpus.sources):
+            purpose = "train on" if split == "train" else "hold out"
+            return DataError(
+                f"there is no document to {purpose}: data.validation_files or "
+                "data.validation_split names what is held out, which is not trained on; "
+                f"name other text to {purpose}."
+            )
         documents = sum(
             int(mask.sum()) for masks in selection.kept.values() for mask in masks
         )

@@ -253,6 +253,24 @@ def test_equal_documents_without_held_out_text_are_named_as_equal(data, tmp_path
     assert "fraction" not in str(caught.value).partition(";")[2]
 
 
+@pytest.mark.parametrize(
+    ("trained", "held_out", "purpose"),
+    [("*.txt", "*.txt", "train on"), ("0.txt", "1.txt", "hold out")],
+)
+def test_a_lack_of_documents_beside_named_held_out_text_is_not_one_of_the_fraction(
+    trained, held_out, purpose, data, tmp_path
+):
+    """Named held-out text counts, and no fraction of the documents."""
+    write_files(tmp_path, ["every word", ""])
+    named = {
+        "files": [str(tmp_path / trained)],
+        "validation_files": [str(tmp_path / held_out)],
+    }
+    with pytest.raises(DataError, match=f"no document to {purpose}") as caught:
+        preprocess(data(**named), tmp_path / "home")
+    assert "fraction" not in str(caught.value)
+
+
 def test_a_row_as_long_as_the_text_fits_and_one_token_longer_does_not(data, tmp_path):
     tokens = preprocess(data(), tmp_path).validation.tokens
     longest = preprocess(data(sequence_length=tokens - 1), tmp_path)
