@@ -15,6 +15,7 @@ from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.schema.sources import SourceConfig
 from infini_llama.configs.secrets import without_secrets
 from infini_llama.model.config import LlamaConfig
+from infini_llama.tasks.preprocess.tokens.order import in_order
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.lineage import (
     Lineage,
@@ -25,6 +26,7 @@ from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
+from infini_llama.tasks.storage.artifacts import ROW_TABLES, read_row_table
 from infini_llama.tasks.train.initial import initial_weights, refuse_unlike
 from infini_llama.tasks.train.length import steps_of
 
@@ -252,6 +254,18 @@ def refuse_other_weights(binding: Binding) -> None:
         refuse_unlike(initial, binding.now.model, home / binding.dataset.path)
 
 
+def refuse_other_sources(binding: Binding) -> None:
+    """Refuse weights of sources that the dataset does not have."""
+    weights = binding.now.dataset.weights or binding.now.loss_weights
+    if weights is None:
+        return
+    dataset = binding.dataset
+    folder = binding.config.runtime.home.resolve() / dataset.path
+    table = read_row_table(folder / ROW_TABLES / dataset.row_table)
+    sources = table.content.sources
+    in_order(sources.train if sources else (), weights)
+
+
 def refuse_unwritable_folder(binding: Binding) -> None:
     """Refuse a folder of checkpoints that this user cannot write, before its first save does."""
     folder = binding.run.checkpoints
@@ -268,6 +282,7 @@ CHECKS = (
     refuse_short_curriculum,
     refuse_deepspeed_contradictions,
     refuse_other_weights,
+    refuse_other_sources,
     refuse_unwritable_folder,
 )
 

@@ -168,7 +168,8 @@ def in_order(
         names = ", ".join(source.name for source in sources) or "one without a name"
         raise ConfigError(
             f"data.sources gives weights to {', '.join(weights)}; "
-            f"the dataset's sources are {names}."
+            f"the dataset's sources are {names}. Name the sources as the dataset does, "
+            "or remove their weight and loss_weight."
         )
     return tuple(weights[source.name] for source in sources)
 

@@ -434,6 +434,28 @@ def test_loss_weights_that_are_alike_are_none(weighted, tmp_path):
     assert preprocess(weighted(prose=2.0).data, tmp_path).digest == reference.digest
 
 
+@pytest.mark.parametrize("weights", [{"weight": 3}, {"loss_weight": 2}])
+def test_weights_for_sources_that_a_named_dataset_lacks_leave_no_run(
+    mixture, sources, tmp_path, weights
+):
+    """With the right dataset, the same `train --dataset` is no other run's."""
+    prose, numbers = (
+        {key: value for key, value in source.items() if key != "weight"}
+        for source in sources.values()
+    )
+    alike = {"weight": 1} if "weight" in weights else {}
+    other = preprocess(mixture(prose), tmp_path)
+    config = PipelineConfig.model_validate(
+        {
+            "data": mixture(prose | weights, numbers | alike),
+            "runtime": {"home": str(tmp_path)},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"gives weights to .*'s sources are prose"):
+        bind_run(config, other, make_plan())
+    assert not RunFolder.of(config.runtime).lineage.exists()
+
+
 def test_changed_loss_weights_are_logged_and_of_a_finished_run_refused(
     weighted, tmp_path, caplog
 ):
