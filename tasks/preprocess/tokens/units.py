@@ -430,6 +430,8 @@ class _Writer:
         return DataError(
             f"{file} has a text that contains '{self.tokenizer.id_to_token(token)}', "
             "which becomes that special token with this tokenizer; "
+            "set data.tokenizer.split_special_tokens=false to train on it as that token, "
+            "choose other data.tokenizer.special_tokens, "
             "name a tokenizer in which it is an added token alone, "
             f"remove it from the text, or leave the file out of {file.key}."
         )

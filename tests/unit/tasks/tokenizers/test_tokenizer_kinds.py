@@ -281,6 +281,19 @@ def test_text_that_encodes_to_a_special_token_is_refused_with_its_file(data, tmp
         )
 
 
+def test_a_special_token_that_is_also_learned_is_refused_with_the_keys_that_help(
+    data, tmp_path
+):
+    """BPE merges `###`, which is one word of the text, to the ID of the special token."""
+    files = write_files(tmp_path, [f"### title {number}" for number in range(40)])
+    settings = {"vocab_size": 300, "special_tokens": ["###"]}
+    keys = r"split_special_tokens=false .* data\.tokenizer\.special_tokens"
+    with pytest.raises(DataError, match=rf"contains '###'.*{keys}"):
+        preprocess(data(files=[files], tokenizer=settings), tmp_path / "home")
+    settings |= {"split_special_tokens": False}
+    preprocess(data(files=[files], tokenizer=settings), tmp_path / "home")
+
+
 @pytest.mark.parametrize("added", [[], [{"special": False}]])
 def test_a_text_that_spells_an_end_of_text_that_is_no_special_token_does_not_end(
     data, tmp_path, caplog, added
