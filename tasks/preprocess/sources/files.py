@@ -67,8 +67,10 @@ class File(TextInput):
             return 0
 
     def reader_key(self) -> list[str | int]:
+        # With `auto`, content that is not what the name says is refused.
         form = formats.format_read(self.path, self.format)
-        return [formats.READER_VERSION, form.name, formats.compression_of(self.path)]
+        compression = formats.compression_of(self.path)
+        return [formats.READER_VERSION, self.format, form.name, compression]
 
     def stamp(self) -> Stamp | None:
         """Size, times and inode of a file on a disk, or what its server states."""

@@ -150,7 +150,21 @@ def test_text_is_read_again_where_its_file_is_read_in_another_way(
             patch.setattr(formats, name, value)
             assert not Corpus(data, tmp_path / "home").recall(), name
     assert not Corpus(changed(data, format="jsonl"), tmp_path / "home").recall()
-    assert Corpus(changed(data, format="txt"), tmp_path / "home").recall()
+
+
+def test_a_page_is_a_text_by_its_format_alone_whatever_was_read_before(
+    tmp_path, monkeypatch
+):
+    """The message about a page that is left out says so."""
+    monkeypatch.setattr(parts, "SETTLED", -(10**12))  # as if the file were old
+    (tmp_path / "page.txt").write_text("<!doctype html><p>words</p>")
+    left_out = DataConfig(files=[str(tmp_path / "page.txt")], on_bad_input="skip")
+    read = changed(left_out, format="txt")
+    for data, documents in ((left_out, 0), (read, 1), (left_out, 0)):
+        corpus = Corpus(data, tmp_path / "home")
+        corpus.read()
+        (report,) = corpus.reports.values()
+        assert (report.records, report.bad_files) == (documents, 1 - documents)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
