@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
@@ -104,8 +106,10 @@ def sample_texts(
     ends = conversation.ends_with(end_of_text)
     writer = Writer(model.eval(), tokenizer, encoded, ends)
     sampling = Sampling(temperature=0.8, top_k=50, seed=train.seed)
-    for _ in writer.write(train.sample_tokens, sampling, is_over):
-        pass
+    # Each prompt has shapes of its own, too rare to pay for compiled code.
+    with torch.compiler.set_stance("force_eager"):
+        for _ in writer.write(train.sample_tokens, sampling, is_over):
+            pass
     return [
         Sample(prompt, prompt + text)
         for prompt, text in zip(prompts, writer.texts, strict=True)

@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+import torch
 
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import LlamaConfig
@@ -44,6 +45,37 @@ def test_prompts_are_continued_independently(model, dataset):
     )
     assert texts == [texts_for([prompt], 3)[0] for prompt in prompts]
     assert texts != texts_for(prompts, 4)
+
+
+def test_layers_below_the_memory_that_are_compiled_for_training_write_texts_without(
+    built, dataset
+):
+    """A prompt of several segments goes through their `forward`, in a shape of its own."""
+    config = LlamaConfig(
+        built[1].vocab_size,
+        16,
+        24,
+        2,
+        2,
+        1,
+        64,
+        attention="infini",
+        segment_length=8,
+        memory_layers=(1,),
+    )
+    model, compiled = Llama(config), []
+
+    def backend(graph, inputs):
+        compiled.append(inputs)
+        return graph.forward
+
+    layer = model.model.layers[0]
+    layer.forward = torch.compile(layer.forward, dynamic=False, backend=backend)
+    train = TrainingConfig(sample_prompts=["the cat sat " * 20], sample_tokens=3)
+    sample_texts(model, dataset, train, Conversation())
+    assert not compiled
+    model(torch.zeros(1, 16, dtype=torch.long))
+    assert compiled
 
 
 def test_a_sample_continues_the_first_words_of_a_held_out_text_within_its_time(
