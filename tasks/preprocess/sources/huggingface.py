@@ -70,6 +70,13 @@ class HuggingFace(Source):
         names = {"dataset_split": section.dataset_split}
         if section.validation_split is not None:
             names["validation_split"] = section.validation_split
+        for key, name in names.items():
+            if section.streaming and "[" in name:
+                raise ConfigError(
+                    f"{self.place}.{key}={name} is a part of a split, and "
+                    f"{self.place}.streaming=true reads whole ones; set streaming=false, or name a "
+                    "split."
+                )
         if folder.is_dir():
             paths = sorted(folder.rglob("[!.]*.*"))
             refuse_tables(map(str, paths), f"{self.place}.dataset: '{section.dataset}'")

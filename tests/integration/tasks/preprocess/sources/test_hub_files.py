@@ -5,7 +5,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
 from infini_llama.configs.text_formats import RECORD_ENDINGS
 from infini_llama.tasks.preprocess.stage import preprocess
@@ -147,6 +147,9 @@ def test_splits_that_are_expressions_and_lines_of_text_are_left_to_datasets(tmp_
     write(tmp_path / "folder" / "a.jsonl")
     kept = survey(of_hub(tmp_path / "folder", dataset_split="train[:2]"))
     assert kept.documents == ["a plain text", "null"]
+    streamed = of_hub(tmp_path / "folder", dataset_split="train[:2]", streaming=True)
+    with pytest.raises(ConfigError, match=r"dataset_split=train\[:2\].*streaming"):
+        survey(streamed)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "a.txt").write_text("one\ntwo\n")
     assert survey(of_hub(tmp_path / "lines")).documents == ["one", "two"]
