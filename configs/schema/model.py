@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from infini_llama.configs.schema.section import Section, fixed
-from infini_llama.model.config import Activation, Attention, MemoryUpdate
+from infini_llama.model.config import LARGEST, Activation, Attention, MemoryUpdate
 
-LARGEST = 2**31 - 1  # as in `model.config`
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from infini_llama.configs.errors import ENDINGS, ConfigError
+from infini_llama.model.config import LARGEST as LARGEST_SIZE
 
 if TYPE_CHECKING:
     from infini_llama.flows.cli.console import Answer
@@ -110,7 +111,7 @@ def number(
 
 
 POSITIVE = number(int, 1)
-SIZE = number(int, 1, 2**31 - 1)  # as in `model.config`
+SIZE = number(int, 1, LARGEST_SIZE)
 SEED = number(int, 0, 2**63 - 1)
 ABOVE_ZERO = number(float, 0, above=True)
 NOT_NEGATIVE = number(float, 0)
