@@ -112,7 +112,7 @@ class TrainingConfig(Section):
         "many as fit into memory, by the estimate. After an attempt ran out of memory, the run "
         "uses at most half of that attempt's, also where a larger value is set.",
     )
-    document_masking: bool = inexact(
+    document_masking: bool = fixed(
         default=False,
         description="Isolate packed documents: attention stays inside each document, positions "
         "restart, and Infini-attention's memory is empty at its start.",

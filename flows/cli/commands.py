@@ -239,9 +239,7 @@ COMMANDS = {
         argument(
             "dataset", "DATASET", "name or path of a dataset, or its configuration"
         ),
-        option(
-            "--deep", "verify every checksum, token and sequence, and print samples"
-        ),
+        option("--deep", "verify every checksum, token and sequence"),
         option("--html FILE", "also write the checks and statistics as an HTML page"),
     ),
     "train": command(

@@ -28,7 +28,6 @@ class AttemptPlan(Record):
         invocation: unique ID of one command, or of one flow run; all its attempts share it.
         resume_from: checkpoint folder; None: start from step 0.
         goodput: of the attempts before this one.
-        grace_period: seconds that workers may take to save and end.
         evaluation_time: seconds that an evaluation of the run has taken at most; 0: none was made.
         since_evaluation, since_save: seconds of training, for intervals in minutes.
     """
@@ -44,7 +43,6 @@ class AttemptPlan(Record):
     invocation: str = ""
     resume_from: Path | None = None
     goodput: Goodput = Field(default_factory=Goodput)
-    grace_period: float = 0.0
     evaluation_time: float = 0.0
     since_evaluation: float = 0.0
     since_save: float = 0.0

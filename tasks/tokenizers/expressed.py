@@ -146,11 +146,12 @@ def keeps_text(tokenizer: Tokenizer, split_special_tokens: bool) -> bool:
         if tokenizer.decoder
         else None
     )
-    swallows = any(
-        token.lstrip or token.rstrip
+    added = [
+        token
         for token in tokenizer.get_added_tokens_decoder().values()
         if not (token.special and split_special_tokens)
-    )
+    ]
+    swallows = any(token.lstrip or token.rstrip for token in added)
     steps = [
         step for step in _steps(tokenizer.pre_tokenizer) if step["type"] != "Sequence"
     ]
@@ -158,6 +159,11 @@ def keeps_text(tokenizer: Tokenizer, split_special_tokens: bool) -> bool:
         tokenizer.normalizer is None
         and decoder == "ByteLevel"
         and not swallows
+        # The decoder takes the letters of an added token for bytes, too.
+        and all(
+            tokenizer.decoder.decode([token.content]) == token.content
+            for token in added
+        )
         and all(map(_keeps, steps))
         and has_all_bytes(tokenizer)
     )

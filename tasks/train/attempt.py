@@ -78,7 +78,7 @@ def run_attempt(attempt: AttemptPlan, locked: LockedRun) -> Outcome:
         attempt_dir = prepare(attempt)
         try:
             workers = WORKERS[settings.launcher].start(
-                attempt_dir, plan, settings, attempt.grace_period, lock_fds
+                attempt_dir, plan, settings, lock_fds
             )
         except Exception as fault:
             outcome = outcome_of_start(fault)

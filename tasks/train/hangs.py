@@ -44,8 +44,8 @@ GONE_SECONDS = 60.0
 STACKS_SECONDS = 1.0  # given to the ranks to write their stacks down
 # The duration of one visit does not limit the next: start-up is entered for other work each time
 # (imports, compilation, reporters), a save waits for a disk, mostly for a copy, and once for all
-# that is still written in the background, the model decides how long its texts are, and the end
-# is entered for the result and then for the reporters.
+# that is still written in the background, the model decides how long its texts are (and a profile
+# is written in the same phase), and the end is entered for the result and then for the reporters.
 NOT_LEARNED = ("start", "compile", "save", "samples", "finish")
 
 

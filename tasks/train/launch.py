@@ -37,6 +37,9 @@ SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
 EXCEPTION = re.compile(
     r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE
 )
+# Seconds after a signal in which torchrun kills its ranks, if their supervisor, which does so after
+# the grace period, is gone. No grace period is longer.
+TORCHRUN_END_SECONDS = 3600
 # File in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous.
 SLURM_STEP = "slurm-step"
 
@@ -76,9 +79,7 @@ def torchrun_command(
     return [*command, f"--nproc-per-node={plan.nproc_per_node}", *module]
 
 
-def torchrun_environment(
-    variables: dict[str, str], grace_period: float
-) -> dict[str, str]:
+def torchrun_environment(variables: dict[str, str]) -> dict[str, str]:
     """The environment of torchrun: this process's and `variables`.
 
     PET_* is left out: torchrun would read it as its own options.
@@ -88,7 +89,7 @@ def torchrun_environment(
     }
     forced = {
         # After a signal; after a rank's failure it is 30 s.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(grace_period)),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(TORCHRUN_END_SECONDS),
         # A folder named tasks/ where the user stands must not shadow ours.
         "PYTHONSAFEPATH": "1",
     }
@@ -147,14 +148,12 @@ class TorchrunWorkers:
         attempt_dir: Path,
         plan: EnvironmentPlan,
         settings: EnvironmentConfig,
-        grace_period: float,
         lock_fds: list[int],
     ) -> Self:
         """Start the workers of the attempt in `attempt_dir`.
 
         Args:
             settings: section `environment` of the configuration.
-            grace_period: seconds that ranks have to save after a stop signal.
             lock_fds: the run's lock and those of its GPUs, which the workers keep as long as they
                 live.
 
@@ -163,7 +162,7 @@ class TorchrunWorkers:
                 nodes reach.
         """
         command, variables = cls.command(attempt_dir, plan, settings)
-        environment = torchrun_environment(variables | plan.env, grace_period)
+        environment = torchrun_environment(variables | plan.env)
         launcher = settings.started_by
         path = environment.get("PATH", "")
         if (

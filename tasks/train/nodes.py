@@ -47,6 +47,7 @@ from infini_llama.tasks.train.rendezvous import (
     host_rendezvous,
     read_endpoint,
 )
+from infini_llama.tasks.train.stopping import grace_period
 
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 3.0
@@ -182,7 +183,7 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
     command = torchrun_command(attempt_dir, attempt.plan, endpoint, is_host=False)
     output = attempt_dir / f"torchrun-{socket.gethostname()}-{os.getpid()}.log"
     variables = node_environment(attempt.plan, endpoint)
-    environment = torchrun_environment(variables, attempt.grace_period)
+    environment = torchrun_environment(variables)
     process = spawn(command, output, environment, lock_fds=[])
     workers = TorchrunWorkers(
         process, attempt_dir, attempt.plan.world_size, attempt.plan.nnodes
@@ -191,12 +192,10 @@ def join_attempt(attempt_dir: Path, endpoint: Endpoint) -> int:
         while workers.poll() is None and _open_attempt(run) == attempt_dir:
             workers.wait(POLL_SECONDS)
     except BaseException as requested:
-        log.warning(
-            "stop requested; waiting up to %.0f s for a checkpoint",
-            attempt.grace_period,
-        )
         workers.request_stop()
-        workers.end_within(attempt.grace_period)
+        grace = grace_period(run, attempt.config.runtime)
+        log.warning("stop requested; waiting up to %.0f s for a checkpoint", grace)
+        workers.end_within(grace)
         raise Preempted(
             "this node received a stop signal and its workers have ended; "
             "run the same command to rejoin."
@@ -225,9 +224,7 @@ def become_torchrun(attempt_dir: Path) -> NoReturn:
         host_rendezvous(attempt_dir, plan) if is_host else await_endpoint(attempt_dir)
     )
     command = torchrun_command(attempt_dir, plan, endpoint, is_host)
-    environment = torchrun_environment(
-        node_environment(plan, endpoint), attempt.grace_period
-    )
+    environment = torchrun_environment(node_environment(plan, endpoint))
     environment[LAUNCHER] = str(os.getpid())
     # It is for the ranks, which install a handler; torchrun would end.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

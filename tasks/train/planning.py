@@ -23,7 +23,7 @@ from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.goodput import goodput, seconds_after
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts, read_metrics
 from infini_llama.tasks.storage.locks import this_machine
-from infini_llama.tasks.train.stopping import longest_evaluation, stop_seconds
+from infini_llama.tasks.train.stopping import longest_evaluation
 
 log = logging.getLogger("infini_llama.train")
 
@@ -82,7 +82,6 @@ def plan_attempt(
         invocation=invocation,
         resume_from=chosen,
         goodput=goodput(run, from_step, now),
-        grace_period=max(config.runtime.grace_period, stop_seconds(lines)),
         evaluation_time=longest_evaluation(lines),
         since_evaluation=since_evaluation(lines, from_step),
         # Lost attempts count: a run whose attempts all end before the interval is saved at last.

@@ -20,9 +20,7 @@ COMMAND_END_SECONDS = 5.0  # that this process takes after its workers
 def grace_period(run: RunFolder, runtime: RuntimeConfig) -> float:
     """Seconds that the workers get.
 
-    That is `runtime.grace_period`, or what a save has been seen to need, where that is more. Asked
-    before an attempt, for torchrun's own limit, and again when it is stopped, since it may have
-    measured more meanwhile.
+    That is `runtime.grace_period`, or what a save has been seen to need, where that is more.
     """
     try:
         return max(runtime.grace_period, stop_seconds(read_metrics(run)))

@@ -1,12 +1,16 @@
-"""torchrun without a look-up of this machine's name for its events.
+"""torchrun, which stops after every signal that schedulers send, and looks up no name.
 
-Where no name server answers, that look-up takes minutes. The name is in nothing that is used:
-launch.py gives the address by which the nodes reach this one.
+Of SIGUSR1 and SIGXCPU, torchrun itself would die, and its workers with it before they have saved.
+For its events it would look up this machine's name, which takes minutes where no name server
+answers. The name is in nothing that is used: launch.py gives the address by which the nodes reach
+this one.
 """
 
 import socket
 
 from torch.distributed.run import main  # pyright: ignore[reportUnknownVariableType]
+
+from infini_llama.tasks.runs.signals import time_limits_as_termination
 
 
 def unresolved_name(name: str = "") -> str:
@@ -15,5 +19,6 @@ def unresolved_name(name: str = "") -> str:
 
 
 if __name__ == "__main__":
+    time_limits_as_termination()
     socket.getfqdn = unresolved_name
     main()

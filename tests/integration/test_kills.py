@@ -1,6 +1,8 @@
 """Killed at a random moment, the same command finishes with the weights of the run that nobody disturbed, to the bit."""
 
+import os
 import random
+import signal
 import time
 from itertools import product
 
@@ -92,6 +94,23 @@ def test_sigterm_saves_and_the_same_command_resumes(lab, calm_softmax_2):
     assert attempt.checkpoint_step == attempt.step, "it saved where it stood"
     lab.finish("sigterm", *SOFTMAX_2)
     lab.assert_same("sigterm", calm_softmax_2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGXCPU])
+def test_a_time_limit_that_reaches_torchrun_and_its_ranks_saves_first(
+    number, lab, calm_softmax_2
+):
+    """Schedulers may signal every process of a job."""
+    name = f"limited-{number.name}"
+    started = lab.start(name, *SOFTMAX_2)
+    lab.wait_for_step(name, 13, started)
+    for pid in [torchrun_of(started), *workers_of(started.marker)]:
+        os.kill(pid, number)
+    assert started.wait() == 0, started.log.read_text()
+    stopped, resumed = lab.attempts(name)
+    assert stopped.kind == "preempted"
+    assert stopped.checkpoint_step == stopped.step == resumed.from_step >= 13
+    lab.assert_same(name, calm_softmax_2)
 
 
 @pytest.mark.slow

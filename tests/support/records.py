@@ -110,7 +110,6 @@ def make_attempt(
         "plan": make_plan(),
         "lineage": changes.get("lineage") or make_lineage(config, dataset),
         "invocation": "mine",
-        "grace_period": 1.0,
     }
     return AttemptPlan(**(fields | changes))
 

@@ -349,9 +349,17 @@ def _table_of(
     lengths = lengths_by_source(dataset, content.shards)
     table = build_table(lengths, data.packing, length, data.stride, compute)
     without = [source.name for source in table.sources if not source.rows]
-    if table.rows and not (split == "train" and without):
-        return table
     # Each source is trained on, and some held-out text is enough.
+    if table.rows and not (split == "train" and without):
+        for name in without:
+            log.warning(
+                "data.sources.%s is not in the validation loss: its %d held-out tokens fill no row "
+                "of data.sequence_length=%d; raise data.validation_fraction",
+                name,
+                int(lengths[name].sum()),
+                length,
+            )
+        return table
     refused = without[:1] if split == "train" else without
     source = f" of data.sources.{refused[0]}" if split == "train" and refused[0] else ""
     if data.packing in PACKED:

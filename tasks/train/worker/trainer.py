@@ -65,14 +65,14 @@ FitEnd = Literal["done", "preempted"]
 
 
 class StopRequest:
-    """Flag that SIGTERM (also as SIGHUP) and SIGUSR1 set; they do nothing else.
+    """Flag that SIGTERM (also as SIGHUP), SIGUSR1 and SIGXCPU set; they do nothing else.
 
     The ranks agree on it and save at the next step boundary.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU):
             signal.signal(number, self._set)
         hangup_as_termination()
         # Ctrl-C reaches the supervisor, which then sends SIGTERM.
@@ -145,9 +145,7 @@ class Trainer:
             # First, since a run that diverges ends with the step.
             self.policy,
             # Before what is no part of a step.
-            Profiler(
-                RunFolder(attempt.run_dir).profile, train.profile_steps, ranks.rank
-            ),
+            Profiler(self.training, RunFolder(attempt.run_dir).profile),
             # Before the evaluation, so that metrics.jsonl has the step before its validation.
             self.metrics,
             self.evaluation,

@@ -10,7 +10,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from infini_llama.tasks.formatting import best_effort
 from infini_llama.tasks.records.train_state import TrainState
-from infini_llama.tasks.train.worker.callbacks.callback import Callback, StepResult
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    Callback,
+    StepResult,
+    Training,
+)
 
 log = logging.getLogger("infini_llama.worker")
 MOST_ROWS = 40
@@ -18,20 +22,20 @@ ADVICE = "Remove train.profile_steps."
 
 
 class Profiler(Callback):
-    """Records the steps numbered first to last.
+    """Records the steps of `train.profile_steps`.
 
     It leaves a trace for chrome://tracing or Perfetto and a table of the costliest functions. They
     are written once the last of the steps is saved.
 
     Args:
         folder: becomes `rank-R.trace.json.gz` and `rank-R.txt`.
-        span: of `train.profile_steps`; None: nothing is recorded.
     """
 
-    def __init__(self, folder: Path, span: list[int] | None, rank: int) -> None:
+    def __init__(self, training: Training, folder: Path) -> None:
         self.folder = folder
-        self.span = span
-        self.rank = rank
+        self.span = training.attempt.config.train.profile_steps
+        self.rank = training.ranks.rank
+        self.heartbeat = training.heartbeat
         self.running: profile | None = None
         self.stopped: profile | None = None
 
@@ -63,7 +67,8 @@ class Profiler(Callback):
         running = self.running
         self.running = None
         if running is not None:
-            with best_effort("the profile", ADVICE):
+            # A large model's takes longer than a step may.
+            with self.heartbeat.during("samples"), best_effort("the profile", ADVICE):
                 running.stop()
                 self.stopped = running
 
@@ -72,7 +77,7 @@ class Profiler(Callback):
         self.stopped = None
         if stopped is None:
             return
-        with best_effort("the profile", ADVICE):
+        with self.heartbeat.during("samples"), best_effort("the profile", ADVICE):
             self.folder.mkdir(exist_ok=True)
             stopped.export_chrome_trace(
                 str(self.folder / f"rank-{self.rank}.trace.json.gz")

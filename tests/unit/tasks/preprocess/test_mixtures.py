@@ -247,6 +247,27 @@ def test_a_source_of_documents_without_a_token_is_named(mixture, sources, tmp_pa
     assert rows.train.rows
 
 
+def test_a_source_whose_held_out_text_has_no_row_is_named(
+    mixture, sources, tmp_path, caplog
+):
+    short = [str(number) for number in range(99)]
+    table = np.frombuffer(
+        b"".join(xxh3_128_digest(text.encode()) for text in short), np.uint8
+    ).reshape(-1, 16)
+    by_side = dict(zip(is_held_out(table, 0.1).tolist(), short, strict=True))
+    (tmp_path / "held-out.txt").write_text(by_side[True])
+    (tmp_path / "trained.txt").write_text(f"{by_side[False]} {'word ' * 99}")
+    files = [str(tmp_path / "held-out.txt"), str(tmp_path / "trained.txt")]
+    book = {"name": "book", "files": files, "weight": 1}
+    settings = mixture(sources["prose"], book, validation_fraction=0.1)
+    preprocess(settings, tmp_path / "home")
+    warnings = [
+        record.message for record in caplog.records if record.levelname == "WARNING"
+    ]
+    (warning,) = [line for line in warnings if "data.sources." in line]
+    assert "data.sources.book" in warning
+
+
 def test_a_source_without_training_text_is_named(mixture, sources, tmp_path):
     """It may be without held-out text, as any source of few documents is."""
     texts = [f"a book, the {number}th edition" for number in range(99)]

@@ -35,10 +35,8 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
     bind_run(config_in(tmp_path), DATASET, make_plan())
     bind_run(config_in(tmp_path, train={"logging_steps": 3}), DATASET, make_plan())
     assert not caplog.text
-    bind_run(
-        config_in(tmp_path, train={"document_masking": True}), DATASET, make_plan()
-    )
-    assert "train.document_masking: False before, True now" in caplog.text
+    bind_run(config_in(tmp_path, train={"adam_beta2": 0.9}), DATASET, make_plan())
+    assert "train.adam_beta2: 0.95 before, 0.9 now" in caplog.text
     bind_run(
         config_in(tmp_path / "b", train={"eval_tokens": "1k"}), DATASET, make_plan()
     )

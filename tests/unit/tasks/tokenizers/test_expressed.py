@@ -185,6 +185,17 @@ def test_byte_fallback_and_byte_alphabets_lose_nothing():
     )
 
 
+def test_added_tokens_that_the_decoder_changes_do_not_keep_text():
+    """It takes the letter é for the byte E9."""
+    tokenizer = over_bytes(bpe(*ALPHABET))
+    tokenizer.add_tokens(["cat"])
+    assert keeps_text(tokenizer, True)
+    tokenizer.add_special_tokens(["<café>"])
+    assert keeps_text(tokenizer, True) and not keeps_text(tokenizer, False)
+    tokenizer.add_tokens(["café"])
+    assert not keeps_text(tokenizer, True)
+
+
 def test_what_normalizer_pre_tokenizer_and_added_tokens_do_is_no_loss():
     tokenizer = Tokenizer(
         bpe(*(letter for letter in LETTERS if not letter.isupper()), unk_token="<unk>")

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,18 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.configs.reading import changed
 from infini_llama.model.config import LlamaConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
 from infini_llama.tasks.records.train_state import TrainState
+from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import RunFolder, cut_metrics, read_metrics
-from infini_llama.tasks.train.worker.callbacks.callback import StepResult, Update
+from infini_llama.tasks.train.worker.callbacks.callback import (
+    StepResult,
+    Training,
+    Update,
+)
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     MetricsWriter,
@@ -31,6 +38,7 @@ from infini_llama.tasks.train.worker.callbacks.step_metrics import (
     peak_flops,
     utilization,
 )
+from support.records import make_attempt, make_config
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}
 
@@ -207,7 +215,23 @@ def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
 
 
 def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
-    profiler = Profiler(tmp_path / "profile", [2, 9], 0)
+    heartbeat = Heartbeat(tmp_path, 0)
+    phases = []
+    heartbeat.ledger = SimpleNamespace(leave=phases.append)
+
+    def profiling(folder, span):
+        config = changed(make_config(), train={"profile_steps": span})
+        training = Training(
+            make_attempt(tmp_path, config),
+            None,
+            None,
+            SimpleNamespace(rank=0),
+            heartbeat,
+            lambda: False,
+        )
+        return Profiler(training, folder)
+
+    profiler = profiling(tmp_path / "profile", [2, 9])
     result = StepResult(Update(2.0, 1.0, False, False), 0, TrainLine(step=1, targets=8))
     for number in (1, 2, 3):
         profiler.on_step_start(TrainState(step=number - 1))
@@ -217,7 +241,9 @@ def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):
     profiler.on_train_end()
     assert "aten::mm" in (tmp_path / "profile/rank-0.txt").read_text()
     assert (tmp_path / "profile/rank-0.trace.json.gz").stat().st_size > 0
-    Profiler(tmp_path / "none", None, 0).on_step_start(TrainState())
+    # Neither its end nor its writing is limited by what a step takes.
+    assert phases.count("samples") == 2
+    profiling(tmp_path / "none", None).on_step_start(TrainState())
     assert not (tmp_path / "none").exists()
 
 
