@@ -73,14 +73,24 @@ def listed(data: DataConfig, not_text: NotText) -> list[OfSource[Part]]:
     Args:
         not_text: counts the files that are left out.
     """
+    by_name = sections(data)
+    inputs_by_name = {
+        name: source_of(section, name, data.validation_fraction).inputs(not_text)
+        for name, section in by_name.items()
+    }
+    validation = [
+        file for inputs in inputs_by_name.values() for file in inputs.validation
+    ]
     sources: list[OfSource[Part]] = []
-    for name, section in sections(data).items():
-        inputs = source_of(section, name, data.validation_fraction).inputs(not_text)
+    for name, inputs in inputs_by_name.items():
+        training = [
+            text.without_validation_files(validation) for text in inputs.training
+        ]
         share = 0.0 if inputs.validation else data.validation_fraction
-        targets = targets_of(section)
+        targets = targets_of(by_name[name])
         source = OfSource(
             name=name,
-            training=parts_of(inputs.training, share, targets),
+            training=parts_of(training, share, targets),
             validation=parts_of(inputs.validation, 1.0, targets),
         )
         sources.append(source)

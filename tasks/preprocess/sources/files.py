@@ -82,6 +82,11 @@ class File(TextInput):
             return None
         return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
+    def has_changed(self, stamp: Stamp) -> bool:
+        if isinstance(self.path, RemoteFile):
+            return self.path.has_changed()
+        return super().has_changed(stamp)
+
     def last_change(self, stamp: Stamp | None) -> int:
         if isinstance(self.path, RemoteFile):
             return 0
@@ -145,11 +150,15 @@ def with_validation_files(
     held_out = matching(
         source, source.section.validation_files, "validation_files", not_text
     )
-    validation = {real_path(file.path) for file in held_out}
-    return Inputs(
-        training=[file for file in training if real_path(file.path) not in validation],
-        validation=[*held_out],
-    )
+    return Inputs(training=without_files(training, held_out), validation=held_out)
+
+
+def without_files(
+    files: Iterable[File], left_out: Iterable[TextInput]
+) -> tuple[File, ...]:
+    """These files without those that are also in `left_out`, by their real paths."""
+    paths = {real_path(file.path) for file in left_out if isinstance(file, File)}
+    return tuple(file for file in files if real_path(file.path) not in paths)
 
 
 SOURCE = Files

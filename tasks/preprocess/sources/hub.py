@@ -91,6 +91,10 @@ class HubFile(RemoteFile):
         """Its place whatever the commit: its stamp says which content it has."""
         return f"hf://datasets/{self.dataset}/{self.path}"
 
+    def has_changed(self) -> bool:
+        """False: the files of a commit do not change."""
+        return False
+
     def for_its_table(self) -> RemoteFile:
         from huggingface_hub import try_to_load_from_cache
 

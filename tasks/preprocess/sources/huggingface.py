@@ -19,7 +19,7 @@ from infini_llama.configs.errors import (
     portable,
     shown_path,
 )
-from infini_llama.configs.pointers import refuse_pointer
+from infini_llama.configs.pointers import dangling, refuse_pointer
 from infini_llama.configs.reading import expanded
 from infini_llama.configs.text_formats import TEXT_FORMATS
 from infini_llama.tasks.preprocess.sources.files import File
@@ -53,6 +53,8 @@ NOT_OF_READING = ("name", "version", "data_dir", "data_files", "description", "s
 # Other than an expression, as train[:10%] or a+b.
 NAME_OF_SPLIT = re.compile(r"\w+(\.\w+)*")
 ALL_SPLITS = "all"  # an expression, too
+# Files of a folder that `datasets` reads to know its splits.
+DESCRIPTIONS = ("README.md", "dataset_infos.json", ".huggingface.yaml")
 
 
 def is_saved(folder: Path) -> bool:
@@ -80,14 +82,14 @@ class HuggingFace(Source):
         if folder.is_dir():
             paths = sorted(folder.rglob("[!.]*.*"))
             refuse_tables(map(str, paths), f"{self.place}.dataset: '{section.dataset}'")
-            for path in paths:
-                if format_of(path.name):
-                    refuse_pointer(path)
+            _refuse_pointers_before_opening(folder, paths)
         builder = None if is_saved(folder) else self._builder()
         files: dict[str, list[str]] = (builder and builder.config.data_files) or {}
         for key, name in names.items():
             self._refuse_unknown_split(key, name, files)
         if builder and folder.is_dir():
+            for path in _paths_read(builder, names.values(), files):
+                refuse_pointer(Path(path))
             used = [files[name] for name in names.values() if name in files]
             is_known = len(used) == len(names)  # not of an expression
             _count_unread(folder, used if is_known else files.values(), not_text)
@@ -376,6 +378,39 @@ def _opened(split: Split) -> Any:
                 f"{split.dataset} {fault}; run the same command again."
             ) from None
         raise Unreadable(fault) from None
+
+
+def _refuse_pointers_before_opening(folder: Path, paths: Iterable[Path]) -> None:
+    """Refuse the pointers that change which splits `datasets` finds in a folder.
+
+    It omits a link without its file, and opens every file of a saved folder.
+
+    Raises:
+        DataError: see `refuse_pointer`.
+    """
+    for name in DESCRIPTIONS:
+        refuse_pointer(folder / name)
+    is_opened_as_a_whole = is_saved(folder)
+    for path in paths:
+        is_needed = is_opened_as_a_whole or dangling(path) is not None
+        if is_needed and format_of(path.name):
+            refuse_pointer(path)
+
+
+def _paths_read(
+    builder: Any, splits: Iterable[str], files: dict[str, list[str]]
+) -> list[str]:
+    """The files that are opened to read these splits.
+
+    They are those of all splits if `datasets` reads one, since it prepares all of them together.
+    """
+    read = list[str]()
+    for split in splits:
+        paths = files.get(split, [])
+        if not paths or not _is_read_as_files(builder, paths):
+            return [*chain.from_iterable(files.values())]
+        read += paths
+    return read
 
 
 def _count_unread(folder: Path, used: Iterable[list[str]], not_text: NotText) -> None:

@@ -9,21 +9,28 @@ words, too. `sentences` is there to be trained on, so that a fact is found in mo
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from infini_llama.configs.errors import no_space
 from infini_llama.configs.schema.sources import PasskeyConfig
-from infini_llama.tasks.preprocess.sources.files import File, matching
+from infini_llama.tasks.preprocess.sources.files import (
+    File,
+    matching,
+    without_files,
+)
 from infini_llama.tasks.preprocess.sources.held_out import is_held_out
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import Inputs, Source, TextInput
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
+    Fault,
     Span,
     Stamp,
+    TextRecords,
     Unreadable,
     in_batches,
 )
@@ -38,7 +45,7 @@ QUESTION = " What is the pass key? The pass key is"
 DIGITS = 5
 # Of the texts: a change of what is below for the same settings is another one.
 MADE_VERSION = 2
-MADE_FROM_FILES_VERSION = 3
+MADE_FROM_FILES_VERSION = 4
 NAMES = ("cat", "dog", "horse", "house", "tree", "river", "stone", "bread")
 # Of form `sentences`. Nothing of `niah_single` is among them, so that it measures
 # what was not trained.
@@ -276,57 +283,91 @@ class MadeTexts(TextInput):
         return self.name
 
     def batches(self, span: Span | None = None) -> Iterator[Batch]:
-        return in_batches(passkey_texts(self.made, self._filler_words()))
+        words = list[str]()
+        for word in self._filler_words():
+            if isinstance(word, Fault):
+                yield [word]
+            else:
+                words.append(word)
+        if self.made.filler == "files" and not words:
+            raise Unreadable(
+                "has no filler: the files contain no readable word that is not held out"
+            )
+        yield from in_batches(passkey_texts(self.made, words))
 
-    def _filler_words(self) -> list[str]:
+    def without_validation_files(self, validation: Sequence[TextInput]) -> "MadeTexts":
+        return replace(self, filler=without_files(self.filler, validation))
+
+    def _filler_words(self) -> TextRecords:
         """Words of the filler files as they are written, see `cut_anywhere`.
 
-        Each file gives as much, from its beginning on, or all it has.
+        Each file gives as much, from its beginning on, or all it has. A damaged file gives none.
+
+        Yields:
+            each word; a Fault for each bad record and each damaged file.
         """
         sizes = [file.size() or FILLER_CHARACTERS for file in self.filler]
         most = max(LEAST_OF_FILE, equal_limit(sizes, FILLER_CHARACTERS))
-        words = list[str]()
         left = FILLER_CHARACTERS
         for file in Random(0).sample(self.filler, len(self.filler)):
+            words = list[str]()
             left_of_file = most
-            for text in self._training_documents(file):
-                cut = text[:left_of_file]
-                in_cut = re.findall(r"\s*\S+", cut)
-                if in_cut and not in_cut[0][0].isspace():
-                    in_cut[0] = f" {in_cut[0]}"
-                words += in_cut
-                left -= len(cut)
-                left_of_file -= len(cut)
-                if left_of_file <= 0:
-                    break
+            try:
+                for record in file.records():
+                    if isinstance(record, Fault):
+                        yield filler_fault(file, record.reason)
+                        continue
+                    if self._is_held_out(record):
+                        continue
+                    cut = record[:left_of_file]
+                    in_cut = re.findall(r"\s*\S+", cut)
+                    if in_cut and not in_cut[0][0].isspace():
+                        in_cut[0] = f" {in_cut[0]}"
+                    words += in_cut
+                    left_of_file -= len(cut)
+                    if left_of_file <= 0:
+                        break
+            except Unreadable as error:
+                yield filler_fault(file, str(error))
+                continue
+            except OSError as error:
+                if no_space(error):
+                    raise
+                reason = f"cannot be read ({error.strerror})"
+                yield filler_fault(file, reason, is_unreachable=True)
+                continue
+            yield from words
+            left -= most - left_of_file
             if left <= 0:
                 break
-        if self.filler and not words:
-            raise Unreadable(
-                "has no filler: the files contain no word that is not held out"
-            )
-        return words
 
-    def _training_documents(self, file: File) -> Iterator[str]:
-        try:
-            for text in file.texts():
-                digest = np.frombuffer(xxh3_128_digest(text.encode()), np.uint8)
-                if not is_held_out(digest[None], self.held_out_share)[0]:
-                    yield text
-        except Unreadable as fault:
-            raise Unreadable(f"takes its filler from {file}, which {fault}") from None
+    def _is_held_out(self, text: str) -> bool:
+        digest = np.frombuffer(xxh3_128_digest(text.encode()), np.uint8)
+        return bool(is_held_out(digest[None], self.held_out_share)[0])
 
     def stamp(self) -> Stamp | None:
         settings = self.made.model_dump().values()
-        if not self.filler:
+        if self.made.filler != "files":
             return (MADE_VERSION, *settings)
         stamps = [(file.name, file.reader_key(), file.stamp()) for file in self.filler]
         if any(stamp is None for *_, stamp in stamps):
             return None
         return (MADE_FROM_FILES_VERSION, self.held_out_share, *settings, *stamps)
 
+    def has_changed(self, stamp: Stamp) -> bool:
+        return self.stamp() != stamp
+
     def last_change(self, stamp: Stamp | None) -> int:
         return max((file.last_change(file.stamp()) for file in self.filler), default=0)
+
+
+def filler_fault(file: File, reason: str, is_unreachable: bool = False) -> Fault:
+    """A Fault of the texts whose filler is from this file.
+
+    Args:
+        reason: completes '<file> …'.
+    """
+    return Fault(f"takes its filler from {file}, which {reason}", is_unreachable)
 
 
 def equal_limit(sizes: Sequence[int], total: int) -> int:

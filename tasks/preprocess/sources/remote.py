@@ -65,6 +65,28 @@ class RemoteFile:
         """Its place in full, whatever its content."""
         return self.url
 
+    def has_changed(self) -> bool:
+        """Whether its server states another size or content than in the listing, or no file.
+
+        False if the server does not state its content. Its facts are requested once.
+
+        Raises:
+            PipelineError: it is not reached, however often it is tried.
+        """
+        if self.stamp is None:
+            return False
+        files, path = filesystem(self.url)
+
+        def current_info() -> dict[str, Any]:
+            files.invalidate_cache(path)
+            return files.info(path)
+
+        try:
+            now = _stamp_of(tried(self.url, current_info))
+        except OSError:
+            return True
+        return now is not None and _without_quotes(now) != _without_quotes(self.stamp)
+
     def for_its_table(self) -> "RemoteFile":
         """The file for reading a table of its parts alone."""
         return self
@@ -315,10 +337,24 @@ def _described(
         if listed.get("type") != "file" or path.endswith("/") or hidden:
             continue
         info = tried(path, lambda path=path: files.info(path)) if is_http else listed
-        content = tuple(str(info[key]) for key in CONTENT if info.get(key))
         size = None if info.get("partial") is False else info.get("size")
-        stamp = (info.get("size"), *content) if content else None
+        stamp = _stamp_of(info)
         url = files.unstrip_protocol(path) if begin is None else begin + path
         is_page = info.get("mimetype") == "text/html"
         described.append((RemoteFile(url, size, stamp, is_page), name))
     return described
+
+
+def _stamp_of(info: dict[str, Any]) -> Stamp | None:
+    """The size of a file and what stands for its content; None: the server states no content."""
+    content = tuple(str(info[key]) for key in CONTENT if info.get(key))
+    return (info.get("size"), *content) if content else None
+
+
+def _without_quotes(stamp: Stamp) -> Stamp:
+    """The size and the first value of the content, without the quotes of an ETag.
+
+    Azure has the quotes in the facts of one file, and not in a listing.
+    """
+    size, content, *_ = stamp
+    return size, content.strip('"')

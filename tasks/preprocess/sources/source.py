@@ -14,11 +14,9 @@ from infini_llama.configs.schema.sources import NOT_STATED, TextConfig
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.texts import (
     Batch,
-    Fault,
     Span,
     Stamp,
     TextRecords,
-    Unreadable,
 )
 
 
@@ -65,6 +63,18 @@ class TextInput(ABC):
     def stamp(self) -> Stamp | None:
         """Values that change with its text, perhaps without it; None: nothing is known."""
 
+    def has_changed(self, stamp: Stamp) -> bool:
+        """Whether its text is another one now, as far as is known.
+
+        Args:
+            stamp: from when it was listed.
+
+        Raises:
+            PipelineError: its server is not reached.
+        """
+        now = self.stamp()
+        return now is None or now[:2] != stamp[:2]
+
     def last_change(self, stamp: Stamp | None) -> int:
         """The newest time in its stamp, in nanoseconds; 0: the stamp has no times."""
         return 0
@@ -87,23 +97,19 @@ class TextInput(ABC):
         """
         return []
 
+    def without_validation_files(
+        self, validation: Sequence["TextInput"]
+    ) -> "TextInput":
+        """The same input; one that takes its text from files does not use the given ones.
+
+        Args:
+            validation: held-out text of all sections.
+        """
+        return self
+
     def records(self) -> TextRecords:
         """The same as `batches`, one at a time."""
         return chain.from_iterable(self.batches())
-
-    def texts(self) -> Iterator[str]:
-        """Its texts in order, where none may be left out.
-
-        Raises:
-            Unreadable: it is damaged, or a record of it, or the disk does not give it.
-        """
-        try:
-            for record in self.records():
-                if isinstance(record, Fault):
-                    raise Unreadable(record.reason)
-                yield record
-        except OSError as error:
-            raise Unreadable(f"cannot be read ({error.strerror})") from None
 
 
 @dataclass(frozen=True)

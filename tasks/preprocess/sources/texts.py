@@ -32,9 +32,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """One bad record among good ones; the text completes '<file> …'."""
+    """One bad record among good ones.
+
+    Attributes:
+        reason: completes '<file> …'.
+        is_unreachable: it could not be read, and may be at another time.
+    """
 
     reason: str
+    is_unreachable: bool = False
 
 
 TextRecords = Iterator[str | Fault]

@@ -83,7 +83,8 @@ class PartReport(Record):
     """The result of reading a part: its units in order, and how many records are no documents.
 
     Attributes:
-        unreachable: damaged files that could not be opened or read, and may be at another time.
+        unreachable: damaged files that could not be opened or read, and may be at another time;
+            also files that generated texts take their filler from.
         bad: the first damaged places, in words.
         is_readable: False where all of its files are damaged and skipped, so that nothing of the
             part is used.
@@ -387,6 +388,8 @@ class PartReader:
             if isinstance(record, Fault):
                 self._skip(file, record.reason)
                 self.bad_records += 1
+                if record.is_unreachable:
+                    self.unreachable += 1
             elif not record:
                 self.empty += 1
             elif len(record) < shortest:
@@ -444,8 +447,7 @@ def without_damaged_files(reports: Mapping[Part, PartReport]) -> dict[Part, Part
 
 
 def _refuse_changed_text(file: TextInput, stamp: Stamp | None) -> None:
-    now = file.stamp()
-    if stamp is not None and (now is None or now[:2] != stamp[:2]):
+    if stamp is not None and file.has_changed(stamp):
         raise DataError(
             f"{file} changed or was removed while it was being prepared; "
             "run the same command again. Where several machines prepare it, "

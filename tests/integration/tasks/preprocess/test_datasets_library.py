@@ -22,6 +22,7 @@ TEXTS = [
     "[brackets], {braces}",
     "last\n",
 ]
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
 
 
 def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypatch):
@@ -95,16 +96,60 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
                 tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", "text"
             )
         )
-    pointer = (
-        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'5e' * 32}\nsize 9\n"
-    )
-    (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").write_text(pointer)
+    (tmp_path / "hub" / "data" / "train-00000-of-00001.parquet").write_text(LFS)
+    other = {"dataset": str(tmp_path / "hub"), "validation_split": None}
     with pytest.raises(DataError, match=r"00001\.parquet .*git lfs pull"):
-        survey(
-            DataConfig.model_validate(
-                given | {"dataset": str(tmp_path / "hub"), "on_bad_input": "skip"}
-            )
-        )
+        survey(DataConfig.model_validate(given | other | {"on_bad_input": "skip"}))
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A dataset with two splits, in which `test` was not downloaded."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "clone"
+    (folder / "data").mkdir(parents=True)
+    table = datasets.Dataset.from_dict({"text": TEXTS})
+    table.to_parquet(str(folder / "data" / "train-00000.parquet"))
+    (folder / "data" / "test-00000.parquet").write_text(LFS)
+    return folder
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_pointer_in_a_split_that_is_not_read_is_not_refused(clone, streaming):
+    data = DataConfig(source="huggingface", dataset=str(clone), streaming=streaming)
+    assert survey(data).documents == sorted(filter(None, TEXTS))
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        {"dataset_split": "test"},
+        {"validation_split": "test"},
+        {"dataset_split": "train+test"},
+        {"dataset_split": "train[:2]"},  # `datasets` prepares all splits
+    ],
+)
+def test_a_pointer_in_a_split_that_is_read_is_refused(clone, splits):
+    data = DataConfig(source="huggingface", dataset=str(clone), **splits)
+    with pytest.raises(DataError, match=r"test-00000\.parquet is a Git LFS pointer"):
+        survey(data)
+
+
+@pytest.mark.parametrize("name", ["README.md", "dataset_infos.json"])
+def test_a_pointer_in_place_of_the_description_of_the_splits_is_refused(clone, name):
+    (clone / name).write_text(LFS)
+    data = DataConfig(source="huggingface", dataset=str(clone))
+    with pytest.raises(DataError, match=rf"{name} is a Git LFS pointer"):
+        survey(data)
+
+
+def test_a_link_into_an_annex_without_its_file_is_refused(clone):
+    """`datasets` would omit it, and read a part of the split."""
+    link = clone / "data" / "train-00001.parquet"
+    link.symlink_to("../.git/annex/objects/xK/9p/KEY/KEY")
+    data = DataConfig(source="huggingface", dataset=str(clone))
+    with pytest.raises(DataError, match=r"train-00001\.parquet is a git-annex pointer"):
+        survey(data)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

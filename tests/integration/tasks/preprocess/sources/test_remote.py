@@ -19,7 +19,7 @@ from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus
 from infini_llama.tasks.preprocess.sources import formats, huggingface, remote
 from infini_llama.tasks.preprocess.sources.hub import Revision
-from infini_llama.tasks.preprocess.sources.remote import matching
+from infini_llama.tasks.preprocess.sources.remote import RemoteFile, matching
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
 from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -267,6 +267,52 @@ def test_unchanged_remote_text_is_not_read_again_and_changed_text_is(
     (copy / "1.txt").write_text("text NUMBER 1")
     (copy / "3.txt").write_text("text number 3")
     assert look()[1] == ["1.txt", "3.txt"] and look()[1] == []
+
+
+def test_text_that_changes_on_a_web_server_after_its_listing_is_refused(
+    tmp_path, web, monkeypatch
+):
+    copy = web.root / "changing"
+    write_files(copy, ("text number 0", "text number 1"))
+    monkeypatch.setattr(parts, "RUN_BYTES", 1)  # each file is a part
+    settings = DataConfig(files=[f"{web.url}/changing/*"])
+    corpus = Corpus(settings, tmp_path)
+    (copy / "1.txt").write_text("text NUMBER 1")
+    web.requests.clear()
+    with pytest.raises(DataError, match=r"1\.txt changed or was removed while"):
+        corpus.read()
+    assert web.requests["0.txt"] == 2  # its content, and its ETag after that
+    web.sent.clear()
+    Corpus(settings, tmp_path).read()
+    assert web.sent["0.txt"] == 0
+    assert web.sent["1.txt"] == len("text NUMBER 1")
+
+
+@pytest.mark.parametrize("pattern", ["{}/*", "{}/a.txt"])
+def test_text_that_changes_on_s3_after_its_listing_is_refused(s3, tmp_path, pattern):
+    # The listing is in a cache of the filesystem that reads, and not in one of this.
+    files = fsspec.filesystem("s3", skip_instance_cache=True)
+    folder = "s3://texts/changing"
+    files.pipe(f"{folder}/a.txt", b"text number 0")
+    corpus = Corpus(DataConfig(files=[pattern.format(folder)]), tmp_path)
+    files.pipe(f"{folder}/a.txt", b"text NUMBER 0")
+    with pytest.raises(DataError, match=r"a\.txt changed or was removed while"):
+        corpus.read()
+    Corpus(DataConfig(files=[pattern.format(folder)]), tmp_path).read()
+
+
+def test_only_content_that_the_server_states_shows_a_change(connected, monkeypatch):
+    url = f"{connected}/a.txt"
+    facts: dict[str, object] = {"size": 3}
+    monkeypatch.setattr(ConnectedFiles, "info", lambda files, path: facts)
+    listed = RemoteFile(url, 3, (3, "one"))
+    without_stamp = RemoteFile(url, 3, None)
+    assert not listed.has_changed()
+    facts["etag"] = '"one"'  # Azure has no quotes in a listing
+    assert not listed.has_changed()
+    facts["etag"] = '"two"'
+    assert listed.has_changed()
+    assert not without_stamp.has_changed()
 
 
 def test_a_file_that_could_not_be_read_is_read_once_access_is_granted(

@@ -1,5 +1,7 @@
 """loss_on: answer, from the text to the labels; and the filler of passkeys from files."""
 
+import errno
+import gzip
 import re
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError
 from infini_llama.configs.reading import changed
-from infini_llama.tasks.preprocess.corpus import listed
+from infini_llama.tasks.preprocess.corpus import Corpus, listed
 from infini_llama.tasks.preprocess.sources import passkey
 from infini_llama.tasks.preprocess.sources.files import File
 from infini_llama.tasks.preprocess.sources.passkey import HEAD, HIDDEN, QUESTION
@@ -316,6 +318,152 @@ def test_filler_has_no_document_that_is_held_out(data, tmp_path):
     assert set(words) & {line.split()[0] for line in lines} == {
         line.split()[0] for line in set(lines) - held_out
     }
+
+
+def text_and_keys(text, filler):
+    """Two sources: text, and generated texts with filler of these files, which come first."""
+    keys = {
+        "name": "keys",
+        "source": "passkey",
+        "files": filler,
+        "passkey": {"documents": 40, "repetitions": 9, "filler": "files"},
+    }
+    return [keys, {"name": "text", "files": text[:1], "validation_files": text[1:]}]
+
+
+def training_text(home, reference):
+    folder = home / reference.path
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    documents = documents_of(folder, "train")
+    return "".join(tokenizer.decode(document) for document in documents)
+
+
+def test_filler_has_no_words_of_validation_files_of_another_source(
+    data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(parts, "SETTLED", -(10**12))  # the files are new
+    texts = tmp_path / "texts"
+    write_files(texts, [f"open{number} words " * 60 for number in range(9)])
+    held = texts / "held.txt"
+    held.write_text("secret sentence " * 300)
+    link = tmp_path / "link"
+    link.symlink_to(texts)
+    home = tmp_path / "home"
+    filler = [f"{link}/*.txt"]
+    sources = text_and_keys([f"{texts}/*.txt"], filler)
+    before = preprocess(data(files=[], sources=sources), home)
+    assert "secret" in training_text(home, before)
+
+    sources = text_and_keys([f"{texts}/*.txt", str(held)], filler)
+    reference = preprocess(data(files=[], sources=sources), home)
+    trained = training_text(home, reference)
+    assert "secret" not in trained and "The pass key is" in trained
+
+    sources = text_and_keys([f"{texts}/*.txt", str(held)], [f"{link}/held.txt"])
+    with pytest.raises(DataError, match="passkey has no filler"):
+        preprocess(data(files=[], sources=sources), home)
+
+
+def test_validation_files_that_are_no_filler_do_not_change_the_generated_texts(
+    data, tmp_path
+):
+    pattern = write_files(tmp_path / "texts", [f"open{n} " * 60 for n in range(9)])
+    held = write_files(tmp_path / "held", ["secret sentence " * 300])
+    keys = []
+    for text in ([pattern], [pattern, held]):
+        settings = data(files=[], sources=text_and_keys(text, [pattern]))
+        corpus = Corpus(settings, tmp_path / "home")
+        corpus.read()
+        assert corpus.sources[0].name == "keys"
+        keys.append((corpus.sources[0].training[0].stamps, corpus.units_by_source()[0]))
+    assert keys[0] == keys[1]
+
+
+def bad_filler(folder):
+    """Filler of good files, one with a bad record, one that is damaged near its end."""
+    folder.mkdir()
+    lines = [f'{{"text": "good{number} words"}}\n' for number in range(400)]
+    lines[200] = '{"text": 7}\n'
+    (folder / "records.jsonl").write_text("".join(lines))
+    (folder / "damaged.jsonl.gz").write_bytes(
+        gzip.compress(b'{"text": "torn words"}\n' * 10**5)[:-9]
+    )
+    return [f"{folder}/*"]
+
+
+def test_bad_filler_is_skipped_and_counted(data, tmp_path):
+    pattern = write_files(tmp_path / "texts", [f"open{n} " * 60 for n in range(9)])
+    filler = bad_filler(tmp_path / "filler")
+    sources = text_and_keys([pattern], filler)
+    home = tmp_path / "home"
+    settings = data(files=[], sources=sources, on_bad_input="skip")
+    reference = preprocess(settings, home)
+    trained = training_text(home, reference)
+    assert "good1 " in trained and "good399 " in trained and "torn" not in trained
+    left_out = reference.text.left_out
+    assert (left_out.bad_records, left_out.bad_files) == (2, 0)
+    named = sorted(left_out.bad)
+    assert re.search(r"passkey takes its filler from .*damaged\.jsonl\.gz", named[0])
+    assert re.search(r"records\.jsonl, which has int instead of text", named[1])
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "damaged.jsonl.gz"])
+def test_bad_filler_ends_the_build_unless_it_is_to_be_skipped(data, tmp_path, name):
+    bad_filler(tmp_path / "filler")
+    settings = data(
+        source="passkey",
+        files=[f"{tmp_path}/filler/{name}"],
+        passkey={"filler": "files"},
+    )
+    fault = rf"^passkey takes its filler from .*{re.escape(name)}, which .*; repair it"
+    with pytest.raises(DataError, match=fault):
+        preprocess(settings, tmp_path / "home")
+
+
+def test_filler_that_could_not_be_read_is_read_again(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "SETTLED", -(10**12))  # the files are new
+    pattern = write_files(
+        tmp_path / "texts", ["first words " * 60, "second text " * 60]
+    )
+    settings = data(
+        source="passkey",
+        files=[pattern],
+        passkey={"documents": 40, "repetitions": 9, "filler": "files"},
+        on_bad_input="skip",
+    )
+    home = tmp_path / "home"
+    batches = File.batches
+
+    def refuse_first(file, span=None):
+        if file.name == "0.txt":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return batches(file, span)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, "batches", refuse_first)
+        reference = preprocess(settings, home)
+    trained = training_text(home, reference)
+    assert "second text" in trained and "first words" not in trained
+    (bad,) = reference.text.left_out.bad
+    assert bad.endswith("0.txt, which cannot be read (Permission denied)")
+    reference = preprocess(settings, home)
+    assert "first words" in training_text(home, reference)
+    assert reference.text.left_out.bad == ()
+
+
+def test_filler_that_changes_while_it_is_read_is_refused(data, tmp_path, monkeypatch):
+    filler = tmp_path / "0.txt"
+    filler.write_text("first words " * 9)
+    settings = data(source="passkey", files=[str(filler)], passkey={"filler": "files"})
+    batches = File.batches
+
+    def change_after(file, span=None):
+        yield from batches(file, span)
+        filler.write_text("other words " * 9)
+
+    monkeypatch.setattr(File, "batches", change_after)
+    with pytest.raises(DataError, match="changed or was removed while"):
+        preprocess(settings, tmp_path / "home")
 
 
 def test_filler_can_be_words_of_files(data, tmp_path, monkeypatch):
