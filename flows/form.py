@@ -36,16 +36,27 @@ TEXTS = {"minLength", "maxLength", "pattern"}
 Schema = dict[str, Any]
 
 
-def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineConfig:
+def with_changes(
+    config: PipelineConfig,
+    changes: dict[str, Any],
+    base: PipelineConfig | None = None,
+) -> PipelineConfig:
     """The configuration with what a form sent, or a program.
 
     A program may also name a key of the first section in its own section.
+
+    Args:
+        config: of this run, with the overrides of its schedule.
+        base: the deployed configuration, whose values the form shows; None: `config`. A value that
+            is the same is not a change: the override of a schedule stays.
 
     Raises:
         ConfigError: a key is unknown or named twice, or a value is not allowed.
     """
     settings = config.model_dump(mode="json", exclude={"deployment"})
-    deployed = {name: settings[section][key] for name, (section, key) in SHORT.items()}
+    base = base or config
+    shown = base.model_dump(mode="json", exclude={"deployment"})
+    deployed = {name: shown[section][key] for name, (section, key) in SHORT.items()}
     changes = _with_short_keys(changes, deployed)
     for section, values in changes.items():
         if section in SHORT:
@@ -54,12 +65,13 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
             raise ConfigError(
                 f"changes.{section}: unknown; a form has {', '.join([*SHORT, *settings])}."
             )
-        for key, value in (values or {}).items():
+        for key, value in _without_shown(values, shown[section]).items():
             # A section in a section, as data.tokenizer.
             if isinstance(value, dict) and all_keys().get(f"{section}.{key}"):
+                value = _without_shown(value, shown[section][key])
                 value = (settings[section][key] or {}) | value
             settings[section][key] = value
-    train = changes.get("train") or {}
+    train = _without_shown(changes.get("train"), shown["train"])
     if any(train.get(length) for length in ("num_epochs", "max_tokens")):
         settings["train"] |= {"max_steps": None}
     for name, (section, key) in SHORT.items():
@@ -79,6 +91,18 @@ def with_changes(config: PipelineConfig, changes: dict[str, Any]) -> PipelineCon
         changed = {key for key, value in settings["data"].items() if value != data[key]}
         settings["data"] = of_new_source(settings["data"], changed)
     return parse_config(settings)
+
+
+def _without_shown(
+    values: dict[str, Any] | None, shown: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The values of a section without those that the form showed, which it sends along."""
+    shown = shown or {}
+    return {
+        key: value
+        for key, value in (values or {}).items()
+        if key not in shown or value != shown[key]
+    }
 
 
 def _with_short_keys(

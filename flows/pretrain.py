@@ -99,8 +99,9 @@ def pretrain(
     skipped = superseded()
     if skipped is not None:
         return skipped
-    config = with_schedule(config, schedules or {})
-    config = with_changes(config, changes) if changes else config
+    base = config
+    config = with_schedule(base, schedules or {})
+    config = with_changes(config, changes, base) if changes else config
     # All executions of a flow run belong to one start.
     config = Start(id=str(flow_run.id), due=due(config.runtime.name)).claim(config)
     _show_name(config.runtime.name)

@@ -33,6 +33,7 @@ from infini_llama.flows.workarounds.server import USER_AND_PASSWORD, Server
 from infini_llama.tasks.storage.filesystem import require_folder
 
 REFUSALS = (401, 403)  # HTTP
+UNREACHED = "Failed to reach API"  # words of Prefect's client
 ANSWER_SECONDS = 15.0  # for a server of the user's
 log = logging.getLogger("infini_llama.prefect")
 
@@ -261,15 +262,11 @@ def _unreachable_explained(
         from httpx import TransportError
         from prefect.exceptions import PrefectHTTPStatusError
 
+        cause = _without_wrapper(error)
         if server is not None and isinstance(
-            error, PrefectHTTPStatusError | TransportError
+            cause, PrefectHTTPStatusError | TransportError
         ):
             server.refuse_database()
-        cause = (
-            error.__cause__
-            if "Failed to reach API" in str(error) and error.__cause__
-            else error
-        )
         words = USER_AND_PASSWORD.sub("", str(cause))
         if isinstance(cause, PrefectHTTPStatusError):
             words = words.partition(" - For more information")[0]
@@ -286,10 +283,21 @@ def _unreachable_explained(
                 f"there is no API of this version of Prefect ({words}); {action}, which ends with "
                 "/api."
             ) from error
-        is_of_connection = isinstance(cause, TransportError) or cause is not error
-        if not is_of_connection and "Failed to reach API" not in words:
+        is_of_connection = isinstance(cause, TransportError)
+        if not is_of_connection and UNREACHED not in str(error):
             raise
         raise PipelineError(
             f"the Prefect server does not respond ({words}); {action}. The state of a run is in "
             "its folder: the same command reports its result, or resumes it."
         ) from error
+
+
+def _without_wrapper(error: Exception) -> BaseException:
+    """The error that Prefect's client has put into `error`, or `error` itself."""
+    from prefect.deployments.runner import DeploymentApplyError
+
+    if UNREACHED in str(error):
+        return error.__cause__ or error
+    if isinstance(error, DeploymentApplyError):
+        return error.__cause__ or error.__context__ or error
+    return error

@@ -76,14 +76,11 @@ class Start:
         stored = self._stored(config)
         if stored is None:
             self._warn_of_other_settings(home)
-            name = _make_folder(config)
+            name = self._make_folder(config)
         else:
             name = stored.name
             log.info("this start continues run %s", name)
-        if self.id:
-            file = start_file(home, self.id)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_record(file, StartRecord(name=name, requeues=self.requeues))
+            self._write(home, name)
         return with_name(config, name)
 
     def _stored(self, config: PipelineConfig) -> StartRecord | None:
@@ -100,6 +97,40 @@ class Start:
         if is_same_execution and RunFolder(home / "runs" / stored.name).result.exists():
             return None
         return stored
+
+    def _make_folder(self, config: PipelineConfig) -> str:
+        """Create the folder of a new run, and return its name.
+
+        The record is written before: a start that is killed in between already has the name, and
+        no other start takes it.
+        """
+        home = config.runtime.home
+        runs = home / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        while True:
+            name = next(_free_names(config))
+            self._write(home, name)
+            with contextlib.suppress(FileExistsError):  # another start was faster
+                (runs / name).mkdir()
+                break
+        first = config.runtime.name
+        if name != first:
+            log.warning(
+                "run %s belongs to another start; this one is %s. To continue the other, set "
+                "runtime.name=%s.",
+                first,
+                name,
+                first,
+            )
+        return name
+
+    def _write(self, home: Path, name: str) -> None:
+        """Write the record of this start, unless nothing executes it again."""
+        if not self.id:
+            return
+        file = start_file(home, self.id)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_record(file, StartRecord(name=name, requeues=self.requeues))
 
     def _warn_of_other_settings(self, home: Path) -> None:
         """Warn if a requeued job leaves a run that it began with other settings."""
@@ -140,36 +171,19 @@ def start_of_command(
 
 
 def _free_names(config: PipelineConfig) -> Iterator[str]:
-    """The run's name, then with -2, -3 and so on, without those of runs here or in the mirror."""
+    """The run's name, then with -2, -3 and so on, without those of starts and of runs.
+
+    A start has its name before it makes the folder. A run may be here or in the mirror.
+    """
     first = config.runtime.name
-    runs = config.runtime.home / "runs"
+    home = config.runtime.home
+    of_starts = {start.name for start in start_records(home).values()}
     for number in count(1):
         name = first if number == 1 else f"{first}-{number}"
-        if not os.path.lexists(runs / name) and not is_mirrored(
-            with_name(config, name)
-        ):
+        if name in of_starts or os.path.lexists(home / "runs" / name):
+            continue
+        if not is_mirrored(with_name(config, name)):
             yield name
-
-
-def _make_folder(config: PipelineConfig) -> str:
-    """Create the folder of a new run, and return its name."""
-    runs = config.runtime.home / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
-    while True:
-        name = next(_free_names(config))
-        with contextlib.suppress(FileExistsError):  # another start was faster
-            (runs / name).mkdir()
-            break
-    first = config.runtime.name
-    if name != first:
-        log.warning(
-            "run %s belongs to another start; this one is %s. To continue the other, set "
-            "runtime.name=%s.",
-            first,
-            name,
-            first,
-        )
-    return name
 
 
 def with_name(config: PipelineConfig, name: str) -> PipelineConfig:

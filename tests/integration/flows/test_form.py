@@ -69,6 +69,33 @@ def test_keys_of_a_section_within_a_section_that_are_not_sent_stay_as_deployed()
         with_changes(deployed, {"data": {"tokenizer": {"nope": 1}}})
 
 
+def test_values_that_a_form_sends_untouched_leave_the_overrides_of_a_schedule():
+    """Of the first section, of an opened one, and of a section within it."""
+    base = parse_config(
+        {"data": {"source": "passkey"}, "train": {"num_epochs": 2, "save_steps": 7}}
+    )
+    scheduled = with_changes(
+        base,
+        {
+            "name": "nightly-{date}",
+            "max_steps": 20_000,
+            "train": {"save_steps": 100},
+            "data": {"tokenizer": {"vocab_size": 300}},
+        },
+    )
+    sent = base.model_dump(mode="json", exclude={"deployment"})
+    for name, (section, key) in SHORT.items():
+        sent[name] = sent[section].pop(key)
+    assert with_changes(scheduled, sent, base) == scheduled
+    sent["learning_rate"] = 0.01
+    sent["data"]["tokenizer"]["kind"] = "unigram"
+    settings = with_changes(scheduled, sent, base)
+    assert settings.train.learning_rate == 0.01
+    assert settings.data.tokenizer.kind == "unigram"
+    assert settings.data.tokenizer.vocab_size == 300
+    assert settings.train.max_steps == 20_000
+
+
 def test_other_filler_from_files_is_still_filler():
     data = {"source": "passkey", "files": ["a/*.txt"], "passkey": {"filler": "files"}}
     hidden = parse_config({"data": data | {"sequence_length": 512}})

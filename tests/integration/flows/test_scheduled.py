@@ -25,6 +25,7 @@ from prefect.states import (
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import load_config
+from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import scheduled
 from infini_llama.flows.deployments import (
     _delete_other_schedules,
@@ -32,8 +33,11 @@ from infini_llama.flows.deployments import (
     read_deployment,
     read_deployments,
 )
+from infini_llama.flows.form import SHORT
 from infini_llama.flows.naming import run_name
+from infini_llama.flows.pretrain import pretrain
 from infini_llama.flows.scheduled import Schedule
+from infini_llama.flows.starts import Start
 
 OVERRIDES = [
     "runtime.name=nightly-{date}",
@@ -75,6 +79,31 @@ def test_a_run_of_a_schedule_has_its_overrides(file, monkeypatch, schedule, over
     assert config.model_dump(exclude=without) == load_config(
         file, overrides
     ).model_dump(exclude=without)
+
+
+def test_a_run_of_a_schedule_has_its_overrides_beside_the_values_of_the_form(
+    file, monkeypatch
+):
+    """The deployment's form stores each value of its first section, also those that are unchanged."""
+
+    class Claimed(Exception):
+        """The end of the flow, with the configuration of its run."""
+
+    def claim(_: Start, config: PipelineConfig) -> PipelineConfig:
+        raise Claimed(config)
+
+    deployment = read_deployment(str(file))
+    stored = deployment.config.model_dump(mode="json", exclude={"deployment"})
+    changes = {name: stored[section][key] for name, (section, key) in SHORT.items()}
+    changes["learning_rate"] = 0.01
+    monkeypatch.setattr(scheduled, "_schedule", lambda: Schedule("nightly", "UTC"))
+    monkeypatch.setattr(Start, "claim", claim)
+    with pytest.raises(Claimed) as claimed:
+        pretrain.fn(deployment.config, changes, deployment.schedules)
+    (config,) = claimed.value.args
+    assert config.runtime.name == "nightly-{date}"
+    assert (config.train.num_epochs, config.train.max_steps) == (2.0, None)
+    assert config.train.learning_rate == 0.01
 
 
 @pytest.mark.parametrize(

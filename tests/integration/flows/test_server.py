@@ -8,13 +8,18 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
+import httpx
 import prefect
 import psutil
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import refresh_global_settings_context
+from prefect.deployments.runner import DeploymentApplyError
 
 from infini_llama.configs.errors import ConfigError, PipelineError
+from infini_llama.flows.deployments import read_deployment
 from infini_llama.flows.server import (
     api_for_deploy,
     api_for_run,
@@ -239,18 +244,18 @@ def test_a_server_that_is_not_usable_is_reported(
             assert raised.value.exit_code == code and "secret" not in str(raised.value)
 
 
+def as_empty_server(path: str) -> tuple[int, str]:
+    """The answer of a server of this version that has nothing."""
+    if path.endswith("/version"):
+        return 200, f'"{prefect.__version__}"'
+    return 404, "{}"
+
+
 @pytest.mark.parametrize("block", ["local-file-system/missing", "missing"])
 def test_a_result_storage_block_that_the_server_lacks_is_named(
     no_prefect, monkeypatch, tmp_path, block
 ):
-    def answer(path: str) -> tuple[int, str]:
-        return (
-            (200, f'"{prefect.__version__}"')
-            if path.endswith("/version")
-            else (404, "{}")
-        )
-
-    with answering(answer) as place:
+    with answering(as_empty_server) as place:
         monkeypatch.setenv("PREFECT_API_URL", f"http://{place}/api")
         monkeypatch.setenv("PREFECT_DEFAULT_RESULT_STORAGE_BLOCK", block)
         refresh_global_settings_context()
@@ -305,6 +310,37 @@ def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # refused at once
     with pytest.raises(PipelineError, match="PREFECT_API_URL"), api_for_run(tmp_path):
         raise RuntimeError("Failed to reach API at http://127.0.0.1:9/api/")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (
+            httpx.ReadTimeout("timed out"),
+            PipelineError,
+            r"does not respond \(timed out\)",
+        ),
+        (ValueError("a fault"), DeploymentApplyError, "a fault"),
+    ],
+)
+def test_a_server_that_does_not_take_a_deployment_is_reported(
+    no_prefect, monkeypatch, tmp_path, fault, kind, words
+):
+    """An overloaded one, whose error Prefect wraps; an error of another kind stays as it is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise fault
+
+    file = tmp_path / "small.yaml"
+    file.write_text("data: {source: python-stdlib}")
+    deployment = read_deployment(str(file)).to_prefect()
+    monkeypatch.setattr(SyncPrefectClient, "create_flow_from_name", lambda *_: uuid4())
+    monkeypatch.setattr(SyncPrefectClient, "create_deployment", fail)
+    with answering(as_empty_server) as place:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://{place}/api")
+        refresh_global_settings_context()
+        with pytest.raises(kind, match=words), api_for_deploy(tmp_path):
+            deployment.apply()
 
 
 def test_a_server_that_needs_too_long_is_reported_with_what_to_set(

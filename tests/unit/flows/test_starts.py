@@ -10,10 +10,12 @@ import pytest
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.flows import naming
+from infini_llama.flows import naming, starts
 from infini_llama.flows.starts import Start, start_of_command
 from infini_llama.tasks.runs.mirror import Mirror, _records
 from infini_llama.tasks.runs.run_folder import RunFolder
+from infini_llama.tasks.runs.start_records import StartRecord
+from infini_llama.tasks.storage.record_files import write_record
 
 FIRST = "train-2026-11-21-235900"
 LATER = "train-2026-11-22-001000"
@@ -118,6 +120,33 @@ def test_executions_of_a_flow_run_have_one_name(config, tmp_path, clock):
     retried = Start(id="9b1c", due=datetime(2026, 11, 22, 9))
     assert retried.claim(config, is_dry=True).runtime.name == "train-2026-11-21-020000"
     assert retried.claim(config).runtime.name == "train-2026-11-21-020000"
+
+
+class Killed(BaseException):
+    """The end of a process in the middle of a start."""
+
+
+@pytest.mark.parametrize("has_record", [False, True])
+def test_a_start_that_is_killed_while_it_takes_its_name_keeps_it(
+    config, monkeypatch, has_record
+):
+    """It is killed where it writes its record: before that, or after it."""
+
+    def kill(file: Path, record: StartRecord) -> None:
+        if has_record:
+            write_record(file, record)
+        raise Killed
+
+    killed = Start(id="9b1c")
+    with monkeypatch.context() as patch:
+        patch.setattr(starts, "write_record", kill)
+        with pytest.raises(Killed):
+            killed.claim(config)
+    if has_record:
+        other = Start(id="77aa")
+        assert other.claim(config, is_dry=True).runtime.name == f"{FIRST}-2"
+        assert other.claim(config).runtime.name == f"{FIRST}-2"
+    assert killed.claim(config).runtime.name == FIRST
 
 
 def test_a_dry_run_claims_nothing(config, tmp_path):
