@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
+from pydantic import JsonValue
+
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed, dotted
 
@@ -72,6 +74,29 @@ def withheld(config: "PipelineConfig") -> Generator["PipelineConfig"]:
 def restored(config: "PipelineConfig") -> "PipelineConfig":
     """The configuration of a flow run with what `withheld` left out of its parameters."""
     return _with_variables(config, config.environment.env | _withheld)
+
+
+def stored_settings(settings: JsonValue) -> JsonValue:
+    """Settings of a configuration as Prefect's server may store them.
+
+    As by `withheld`, variables that may hold a secret are left out, so that a retry in another
+    process has those of that process. The settings are not checked yet, and may be of any kind.
+    """
+    if not isinstance(settings, dict):
+        return settings
+    environment = settings.get("environment")
+    if not isinstance(environment, dict):
+        return settings
+    variables = environment.get("env")
+    if not isinstance(variables, dict):
+        return settings
+    shown: dict[str, JsonValue] = {}
+    for name, value in variables.items():
+        if _is_shown(name) or _is_reference(str(value)):
+            shown[name] = value
+    stored = dict(settings)
+    stored["environment"] = {**environment, "env": shown}
+    return stored
 
 
 def with_blocks(

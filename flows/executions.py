@@ -18,12 +18,14 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun
-from prefect.exceptions import ObjectNotFound, Pause
+from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound, Pause, TerminationSignal
 from prefect.runtime import flow_run
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 from infini_llama.flows.workarounds.suspension import confirm
 from infini_llama.tasks.records.record import Record
+from infini_llama.tasks.runs.lost_requests import stop_requested
 from infini_llama.tasks.storage.locks import Lock, running_kernel
 from infini_llama.tasks.train.task import lasting_suspension
 
@@ -38,6 +40,9 @@ POLL_SECONDS = 10.0
 # Answers in a row that a run was deleted: a single one may be of a proxy, or of a server that
 # starts. This is caution; no fault of Prefect is known.
 MISSING = 2
+# Answers in a row that a run is cancelled. By the last one, a worker that is there has sent its own
+# stop request, and a second one would break off the checkpoint.
+CANCELLED = 3
 _locked_runs: dict[str, Lock] = {}  # by the ID of a run that this process executes
 log = logging.getLogger("infini_llama.prefect")
 
@@ -114,7 +119,7 @@ def hold(run: str, folder: Path) -> None:
 
 @contextlib.contextmanager
 def execution(home: Path) -> Iterator[None]:
-    """Inside, the flow function of a run is executed; it is stopped if the run is deleted.
+    """Inside, the flow function is executed; it is stopped if its run is deleted or cancelled.
 
     Raises:
         Busy: as `hold`.
@@ -126,9 +131,14 @@ def execution(home: Path) -> Iterator[None]:
         end_tasks(client, UUID(run))
     hold(run, folder)
     register(run, folder, scheduled)
+    is_cancelled = threading.Event()
     try:
-        with _stopped_if_deleted(UUID(run)), lasting_suspension():
+        with _stopped_by_server(UUID(run), is_cancelled), lasting_suspension():
             yield
+    except TerminationSignal:
+        if is_cancelled.is_set():
+            _end_as_cancelled(UUID(run))
+        raise
     except Pause:
         # The server has suspended the run before this process heard of it. Another machine may
         # resume it.
@@ -194,20 +204,29 @@ def free_slot_of_deleted_deployment(client: SyncPrefectClient, run: FlowRun) -> 
 
 
 @contextlib.contextmanager
-def _stopped_if_deleted(run: UUID) -> Iterator[None]:
-    """Inside, this process is stopped as a cancellation does it once its flow run is deleted.
+def _stopped_by_server(run: UUID, is_cancelled: threading.Event) -> Iterator[None]:
+    """Inside, this process is stopped once its flow run is deleted or cancelled on the server.
 
-    The slot of a limit is free at once then, another run may start beside it, and nothing on the
-    server can stop it any more. The stop is a SIGTERM, which Prefect handles in the main thread
-    only. Upstream: PrefectHQ/prefect#7753 reports it of Prefect 2; 3.9.1 does the same.
+    The slot of a deleted run is free at once, another run may start beside it, and nothing on the
+    server can stop it any more. Upstream: PrefectHQ/prefect#7753 reports it of Prefect 2; 3.9.1
+    does the same.
+
+    A run is cancelled by the worker that has started it. There may be none: a person has started
+    the run, or its worker was killed and another one is there, which leaves it alone. Upstream:
+    PrefectHQ/prefect#17482, open.
+
+    The stop is a SIGTERM, which Prefect handles in the main thread only.
+
+    Args:
+        is_cancelled: set before the stop of a cancelled run.
     """
     ended = threading.Event()
     if threading.current_thread() is threading.main_thread():
         # With Prefect's settings, which name the server.
         watch = contextvars.copy_context().run
-        arguments = (_watch, run, ended)
+        arguments = (_watch, run, ended, is_cancelled)
         threading.Thread(
-            target=watch, args=arguments, name="deletion", daemon=True
+            target=watch, args=arguments, name="flow-run-state", daemon=True
         ).start()
     try:
         yield
@@ -215,23 +234,72 @@ def _stopped_if_deleted(run: UUID) -> Iterator[None]:
         ended.set()
 
 
-def _watch(run: UUID, ended: threading.Event) -> None:
+def _watch(run: UUID, ended: threading.Event, is_cancelled: threading.Event) -> None:
     missing = 0
-    while missing < MISSING:
+    cancelled = 0
+    while missing < MISSING and cancelled < CANCELLED:
         if ended.wait(POLL_SECONDS):
             return
         try:
             with get_client(sync_client=True) as client:
-                free_slot_of_deleted_deployment(client, client.read_flow_run(run))
+                current = client.read_flow_run(run)
+                free_slot_of_deleted_deployment(client, current)
         except ObjectNotFound:
             missing += 1
             continue
         except Exception as fault:  # the server is down, and training goes on
             log.debug("the flow run cannot be read (%r)", fault)
+            missing = 0
+            continue
         missing = 0
-    log.warning(
-        "the flow run %s was deleted on the server; the run is stopped as by a cancellation. The "
-        "same command resumes it.",
-        run,
-    )
+        # A suspended run ends by itself, with a checkpoint.
+        if current.state is not None and current.state.is_paused():
+            return
+        if _is_cancelled(current):
+            cancelled += 1
+        else:
+            cancelled = 0
+    # The process ends already, and a second request would break off the checkpoint.
+    if stop_requested.is_set():
+        return
+    if missing:
+        log.warning(
+            "the flow run %s was deleted on the server; the run is stopped as by a cancellation. "
+            "The same command resumes it.",
+            run,
+        )
+    else:
+        log.warning(
+            "the flow run %s is cancelled on the server, and no worker has stopped it; the run is "
+            "stopped. The same command resumes it.",
+            run,
+        )
+        is_cancelled.set()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_cancelled(run: FlowRun) -> bool:
+    if run.state is None:
+        return False
+    return run.state.is_cancelling() or run.state.is_cancelled()
+
+
+def _end_as_cancelled(run: UUID) -> None:
+    """Mark a flow run that this process has stopped as cancelled, as its worker would.
+
+    Without a worker's request, the engine of Prefect 3.9.1 marks a run that ends by SIGTERM as
+    crashed, unless it knows it to be final. No issue upstream is known.
+    """
+    cancelled = Cancelled(message="The run was stopped by its own process.")
+    try:
+        with get_client(sync_client=True) as client:
+            current = client.read_flow_run(run)
+            if current.state is not None and current.state.is_cancelling():
+                free_slot_of_deleted_deployment(client, current)
+                client.set_flow_run_state(run, cancelled)
+    except Exception as fault:
+        log.warning("the flow run cannot be marked as cancelled (%r)", fault)
+        return
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        context.flow_run.state = cancelled

@@ -7,6 +7,7 @@ from prefect import tags
 from prefect.flows import Flow
 from pydantic_core import to_jsonable_python
 
+from infini_llama.configs.secrets import stored_settings
 from infini_llama.flows.form import ChangesForm
 from infini_llama.flows.settings import TAG
 
@@ -35,9 +36,16 @@ class PipelineFlow(Flow[..., Any]):
         )
 
     def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """The same as Prefect's, without FastAPI, whose import takes a tenth of a second.
+        """The parameters as the server stores them: without values that may be secret.
 
+        The call itself keeps them.
+
+        Otherwise the same as Prefect's, without FastAPI, whose import takes a tenth of a second.
         Needed with Prefect 3.9.1. Upstream: PrefectHQ/prefect#16473, merged, has it imported here
         and no longer at the start. Test: `test_fastapi_is_imported_to_store_parameters`.
         """
-        return to_jsonable_python(parameters)
+        stored: dict[str, Any] = to_jsonable_python(parameters)
+        for name in ("config", "changes"):
+            if name in stored:
+                stored[name] = stored_settings(stored[name])
+        return stored

@@ -15,6 +15,8 @@ from infini_llama.tasks.runs.signals import ONE_REQUEST_SECONDS
 WAKING_SIGNAL = signal.SIGURG
 WAKING_SECONDS = 0.3
 WAKING_TIMES = 5
+# Set once a request to stop has reached the main thread in the innermost block.
+stop_requested = threading.Event()
 
 
 @contextmanager
@@ -50,10 +52,13 @@ def _woken_by_signals() -> Generator[None]:
         while number := receiver.recv(1):
             if number[0] == WAKING_SIGNAL:
                 continue
+            if number[0] in (signal.SIGINT, signal.SIGTERM):
+                stop_requested.set()
             for _ in range(WAKING_TIMES):
                 if not has_ended.wait(WAKING_SECONDS):
                     signal.pthread_kill(main, WAKING_SIGNAL)
 
+    stop_requested.clear()
     handler = signal.signal(WAKING_SIGNAL, _do_nothing)
     waker = threading.Thread(target=wake, name="waker", daemon=True)
     waker.start()

@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 
+import pytest
+
 from support.laboratory import ONE_FAULT, SOFTMAX_2, inject, kill
 
 SECRET = "hunter2"
@@ -21,16 +23,31 @@ from infini_llama.flows.server import api_for_run
 with api_for_run(Path(sys.argv[1])):
     from prefect import flow
     from prefect.client.orchestration import get_client
-    from infini_llama.flows.pretrain import pretrain
+    from infini_llama.configs.loading import parse_config
+    from infini_llama.flows import pretrain as module
+
+    environment = {"env": {"DBPASSWORD": sys.argv[2], "NCCL_DEBUG": "INFO"}}
+    settings = {"data": {"files": ["missing.txt"]}, "environment": environment}
+    passed = []
+
+    def note_variables(config, stages, invocation):
+        passed.append(config.environment.env)
+        raise RuntimeError
+
+    module.run_stages = note_variables
 
     @flow
     def nightly():
-        pretrain({"data": {"files": ["missing.txt"]}}, return_state=True)
+        module.pretrain(parse_config(settings), return_state=True)
+        module.pretrain(settings, return_state=True)
+        module.pretrain(parse_config(settings), {"environment": environment}, return_state=True)
 
     nightly()
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs()
-    print(json.dumps([run.tags for run in runs if run.parent_task_run_id]))
+        runs = [run for run in client.read_flow_runs() if run.parent_task_run_id]
+    tags = [run.tags for run in runs]
+    parameters = [run.parameters for run in runs]
+    print(json.dumps({"tags": tags, "parameters": parameters, "passed": passed}))
 """
 
 
@@ -98,17 +115,32 @@ def test_a_killed_flow_run_again_and_once_more(lab, calm_softmax_2):
     ), "training started again"
 
 
-def test_a_subflow_of_another_flow_has_the_tag_that_automations_match(tmp_path):
+@pytest.fixture(scope="module")
+def subflows(tmp_path_factory) -> dict:
+    """What SUBFLOW prints of its subflows."""
+    home = tmp_path_factory.mktemp("subflows")
     variables = {
         name: value for name, value in os.environ.items() if "PREFECT_" not in name
     }
     done = subprocess.run(
-        [sys.executable, "-c", SUBFLOW, str(tmp_path)],
-        env=variables | {"HOME": str(tmp_path), "INFINI_LLAMA_HOME": str(tmp_path)},
-        cwd=tmp_path,
+        [sys.executable, "-c", SUBFLOW, str(home), SECRET],
+        env=variables | {"HOME": str(home), "INFINI_LLAMA_HOME": str(home)},
+        cwd=home,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         timeout=300,
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == [["infini-llama"]]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_subflow_of_another_flow_has_the_tag_that_automations_match(subflows):
+    assert subflows["tags"] == 3 * [["infini-llama"]]
+
+
+def test_a_call_from_python_stores_no_secret_and_keeps_it(subflows):
+    for parameters in subflows["parameters"]:
+        assert SECRET not in json.dumps(parameters)
+        variables = parameters["config"]["environment"]["env"]
+        assert variables == {"NCCL_DEBUG": "INFO"}
+    assert subflows["passed"] == 3 * [{"DBPASSWORD": SECRET, "NCCL_DEBUG": "INFO"}]

@@ -64,6 +64,34 @@ def test_a_run_that_is_deleted_while_it_trains_saves_a_checkpoint_and_ends(serve
     assert served.wait_for(following, *FINAL)["state_type"] == "COMPLETED"
 
 
+def assert_is_cancelled(served: Served, run: str, name: str) -> None:
+    """Cancel the run, which then ends as cancelled, with a checkpoint of its last step."""
+    state = {"type": "CANCELLING", "name": "Cancelling"}
+    served.post(f"flow_runs/{run}/set_state", state=state)
+    assert served.wait_for(run, *FINAL)["state_type"] == "CANCELLED"
+    served.wait(lambda: not served.processes_of_run(name), "its workers go on")
+    (attempt,) = served.attempts(name)
+    assert attempt.kind == "preempted" and attempt.checkpoint_step == attempt.step
+    served.wait(lambda: set(served.states(run)) <= set(FINAL), "its tasks are Running")
+
+
+def test_a_run_of_the_command_line_is_cancelled_on_a_server(served):
+    api = f"PREFECT_API_URL={served.api}"
+    command = ("env", api, COMMAND, "run", str(served.config), "runtime.name=by-hand")
+    process = served.begin("by-hand", *command, "train.max_steps=400")
+    served.wait_for_step("by-hand", 20)
+    (run,) = [run["id"] for run in served.runs() if run["name"] == "by-hand"]
+    assert_is_cancelled(served, run, "by-hand")
+    assert process.wait(60) == 75
+
+
+def test_a_run_whose_worker_was_killed_is_cancelled(served):
+    run = served.create_named("orphaned", max_steps=400)
+    served.wait_for_step("orphaned", 20)
+    served.kill("worker")
+    assert_is_cancelled(served, run, "orphaned")
+
+
 def test_a_name_with_the_time_is_kept_by_a_retry(served):
     run = served.create_named("named-{date}-{time}")
     served.wait(

@@ -8,6 +8,7 @@ from infini_llama.configs.secrets import (
     masked,
     refuse_secrets,
     restored,
+    stored_settings,
     withheld,
     without_secrets,
 )
@@ -79,6 +80,27 @@ def test_secrets_are_hidden_from_prefect_and_restored_in_the_flow():
         )
         assert restored(shown) == config
     assert restored(shown) == shown, "nothing is kept for the next run"
+
+
+def test_stored_settings_have_no_secrets_and_keep_references_to_blocks():
+    reference = "{{ prefect.blocks.secret.hf-token }}"
+    settings = {
+        "data": {"source": "python-stdlib"},
+        "environment": {"env": {**ENV, "HF_TOKEN": reference}, "device": "cpu"},
+    }
+    shown = {"NCCL_DEBUG": "INFO", "HF_TOKEN": reference}
+    assert stored_settings(settings) == settings | {
+        "environment": {"env": shown, "device": "cpu"}
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [None, "text", {}, {"environment": None}, {"environment": {"env": ["text"]}}],
+)
+def test_settings_of_another_kind_are_stored_as_they_are(settings):
+    """The flow checks them later, and names what is wrong."""
+    assert stored_settings(settings) == settings
 
 
 def test_a_run_without_its_secrets_is_refused_in_another_process():
