@@ -59,7 +59,7 @@ def test_a_port_that_another_program_takes_is_named(tmp_path):
         process = spawn(
             torchrun_command(tmp_path, plan, endpoint, is_host=True),
             tmp_path / "torchrun.log",
-            torchrun_environment({}, 1.0),
+            torchrun_environment({}),
             [],
         )
         process.wait(100)
