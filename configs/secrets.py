@@ -3,9 +3,8 @@
 Exempt is a variable that is known to hold no secret.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -49,38 +48,11 @@ def without_secrets(config: "PipelineConfig") -> "PipelineConfig":
     return _with_variables(config, masked(config.environment.env))
 
 
-_withheld: dict[str, str] = {}
-
-
-@contextlib.contextmanager
-def withheld(config: "PipelineConfig") -> Generator["PipelineConfig"]:
-    """Give the configuration without its secrets, since Prefect writes down a flow's parameters.
-
-    Inside, `restored` adds them again.
-    """
-    secrets = _secrets(config.environment.env)
-    shown = {
-        name: value
-        for name, value in config.environment.env.items()
-        if name not in secrets
-    }
-    _withheld.update(secrets)
-    try:
-        yield _with_variables(config, shown)
-    finally:
-        _withheld.clear()
-
-
-def restored(config: "PipelineConfig") -> "PipelineConfig":
-    """The configuration of a flow run with what `withheld` left out of its parameters."""
-    return _with_variables(config, config.environment.env | _withheld)
-
-
 def stored_settings(settings: JsonValue) -> JsonValue:
     """Settings of a configuration as Prefect's server may store them.
 
-    As by `withheld`, variables that may hold a secret are left out, so that a retry in another
-    process has those of that process. The settings are not checked yet, and may be of any kind.
+    Variables that may hold a secret are left out, so that a retry in another process has those of
+    that process. The settings are not checked yet, and may be of any kind.
     """
     if not isinstance(settings, dict):
         return settings

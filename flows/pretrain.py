@@ -17,7 +17,7 @@ from prefect.runtime import deployment, flow_run
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.configs.secrets import restored, with_blocks
+from infini_llama.configs.secrets import with_blocks
 from infini_llama.flows import pipeline
 from infini_llama.flows.executions import execution
 from infini_llama.flows.form import AS_CONFIG, with_changes
@@ -105,7 +105,7 @@ def pretrain(
     # All executions of a flow run belong to one start.
     config = Start(id=str(flow_run.id), due=due(config.runtime.name)).claim(config)
     _show_name(config.runtime.name)
-    config = restored(with_blocks(config, _secret))
+    config = with_blocks(config, _secret)
     for place, kind in (not_text or {}).items():
         config.data.leave_out(place, kind)
     name = config.runtime.name

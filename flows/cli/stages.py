@@ -17,7 +17,6 @@ from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import (
     refuse_blocks,
     refuse_passwords,
-    withheld,
     without_secrets,
 )
 from infini_llama.flows.cli.console import Answer, summary_text
@@ -50,7 +49,7 @@ def run(arguments: Namespace) -> Answer:
     else:
         refuse_passwords(named)
         log_into(home, arguments.verbose)
-        with withheld(named) as shown, api_for_run(home):
+        with api_for_run(home):
             from prefect import tags
 
             from infini_llama.flows.executions import folder_of
@@ -59,7 +58,7 @@ def run(arguments: Namespace) -> Answer:
 
             correct_states(LostRuns(folder_of(home)), at_once=True)
             with tags(*tags_of(named)):
-                summary = pretrain(shown)
+                summary = pretrain(named)
             assert isinstance(summary, dict)  # only a scheduled run is skipped
     return summary, summary_text(RunSummary.model_validate(summary))
 

@@ -38,7 +38,7 @@ EXCEPTION = re.compile(
     r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE
 )
 # Seconds after a signal in which torchrun kills its ranks, if their supervisor, which does so after
-# the grace period, is gone. No grace period is longer.
+# the grace period, is gone. runtime.grace_period may be as long.
 TORCHRUN_END_SECONDS = 3600
 # File in the attempt's folder: JOB.STEP, written by the node that hosts the rendezvous.
 SLURM_STEP = "slurm-step"

@@ -7,9 +7,7 @@ from infini_llama.configs.loading import parse_config
 from infini_llama.configs.secrets import (
     masked,
     refuse_secrets,
-    restored,
     stored_settings,
-    withheld,
     without_secrets,
 )
 
@@ -67,19 +65,6 @@ def test_settings_of_libraries_and_paths_are_kept(name):
 
 
 ENV = {"DBPASSWORD": "hunter2", "NCCL_DEBUG": "INFO"}
-
-
-def test_secrets_are_hidden_from_prefect_and_restored_in_the_flow():
-    config = parse_config(
-        {"data": {"source": "python-stdlib"}, "environment": {"env": ENV}}
-    )
-    with withheld(config) as shown:
-        assert shown.environment.env == {"NCCL_DEBUG": "INFO"}
-        assert shown.model_copy(update={"environment": config.environment}) == config, (
-            "nothing else is changed"
-        )
-        assert restored(shown) == config
-    assert restored(shown) == shown, "nothing is kept for the next run"
 
 
 def test_stored_settings_have_no_secrets_and_keep_references_to_blocks():
