@@ -37,6 +37,7 @@ from infini_llama.tasks.evaluate.perplexity import (
     part_of,
 )
 from infini_llama.tasks.preprocess.sources.passkey import FILLER, random_words
+from infini_llama.tasks.preprocess.sources.sources import sections
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader, WindowRows
 from infini_llama.tasks.records.evaluation import (
     Evaluated,
@@ -330,18 +331,21 @@ def filler_tokens(
 
 
 def rows_of_text(reader: TokenReader, dataset: Path) -> np.ndarray:
-    """Rows int64 whose text hides nothing: of several sources, those without `source: passkey`.
+    """Rows int64 whose text hides nothing, of sources other than `source: passkey`.
 
     Raises:
         ConfigError: there is none.
     """
-    sections = DataConfig.model_validate(read_dataset(dataset).meta.data).sources
-    made = {section.name for section in sections if section.source == "passkey"}
+    data = DataConfig.model_validate(read_dataset(dataset).meta.data)
+    texts = sections(data).items()
+    made = {name for name, section in texts if section.source == "passkey"}
     rows = np.arange(len(reader), dtype=np.int64)
     if reader.sources:  # rows stand in the order of their sources
         is_made = [source.name in made for source in reader.sources]
         counts = [source.rows for source in reader.sources]
         rows = rows[~np.repeat(is_made, counts)]
+    elif made:
+        rows = rows[:0]
     if not len(rows):
         raise ConfigError(
             "--filler text: all held-out text has passkeys of its own; use repeated or random."

@@ -26,6 +26,7 @@ class ModelFacts(Record):
         validation_loss: nats per token at this step, None if it was not measured there.
         sequence_length, vocabulary: in tokens.
         split_special_tokens: data.tokenizer.split_special_tokens of the run.
+        pad_token: that the tokenizer has, of the model that the run began from.
         infini_llama: version that exported them.
     """
 
@@ -43,6 +44,7 @@ class ModelFacts(Record):
     infini_llama: str
     sample_prompt: str
     split_special_tokens: bool
+    pad_token: str | None
     global_batch_size: int
     learning_rate: float
     seed: int
@@ -128,14 +130,23 @@ infini-llama {facts.infini_llama}.
 
 ## Padding
 
-The tokenizer has no padding token. To generate for several prompts, pad on the left with the \
-end-of-text token, which
+{_padding(facts)}
+"""
+
+
+def _padding(facts: ModelFacts) -> str:
+    if facts.pad_token is not None:
+        return (
+            "To generate for several prompts, pad on the left: "
+            '`tokenizer.padding_side = "left"`.'
+        )
+    return """The tokenizer has no padding token. To generate for several prompts, pad on the left \
+with the end-of-text token, which
 the attention mask hides: `tokenizer.pad_token = tokenizer.eos_token; \
 tokenizer.padding_side = "left"`. To train, also pad
 the labels with -100 (`DataCollatorForSeq2Seq`): a collator that hides every padding token in the \
 labels would hide the
-ends of texts too.
-"""
+ends of texts too."""
 
 
 def _use(facts: ModelFacts, has_own_code: bool) -> str:

@@ -214,6 +214,7 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
     ]
     dataset = lineage.dataset
     train = lineage.train
+    special_tokens = lineage.conversation.special_tokens
     stored = hf.to_hf(model.state_dict(), model.config)
     return ModelFacts(
         run=run_dir.name,
@@ -230,6 +231,7 @@ def facts_of(run_dir: Path, chosen: Path, model: Llama, vocabulary: int) -> Mode
         infini_llama=version("infini-llama"),
         sample_prompt=sample_prompt(train, dataset_of(run_dir)),
         split_special_tokens=reading_of(run_dir).encoder.split_special_tokens,
+        pad_token=special_tokens.get("pad_token"),
         global_batch_size=train.global_batch_size,
         learning_rate=train.learning_rate,
         seed=train.seed,
@@ -370,7 +372,12 @@ def write_tokenizer(
     """
     (folder / TOKENIZER).write_bytes(read_file(dataset, TOKENIZER))
     end = tokenizer.id_to_token(end_of_text)
-    special = {"bos_token": end, "eos_token": end} | kept.special_tokens
+    special = {"eos_token": end}
+    if (
+        kept.chat_template is None
+    ):  # one that names a bos means the folder's, if it has one
+        special = {"bos_token": end} | special
+    special |= kept.special_tokens
     if isinstance(kept.chat_template, str):
         (folder / "chat_template.jinja").write_text(
             kept.chat_template, encoding="utf-8"

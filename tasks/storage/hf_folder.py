@@ -163,9 +163,14 @@ def conversation_of(folder: Folder) -> Conversation:
     """
     files = {
         name: folder.path / name
-        for name in (CONFIG, GENERATION, "tokenizer_config.json")
+        for name in (
+            CONFIG,
+            GENERATION,
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        )
     }
-    stated, generation, tokens = (
+    stated, generation, tokens, older = (
         _json(file) if file.is_file() else {} for file in files.values()
     )
     ends: list[int] = []
@@ -174,7 +179,7 @@ def conversation_of(folder: Folder) -> Conversation:
         ends += [number for number in numbers if isinstance(number, int)]
     template = _template(folder.path, tokens.get("chat_template"))
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    contents = {name: _content(tokens.get(name)) for name in names}
+    contents = {name: _content(tokens.get(name, older.get(name))) for name in names}
     special = {
         name: token for name, token in contents.items() if isinstance(token, str)
     }

@@ -130,6 +130,7 @@ def make_model_facts(**changes: Any) -> ModelFacts:
         infini_llama="1",
         sample_prompt="",
         split_special_tokens=True,
+        pad_token=None,
         global_batch_size=1,
         learning_rate=0.1,
         seed=0,

@@ -539,6 +539,32 @@ def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(
     kept.save_pretrained(tmp_path / "again")
 
 
+def test_an_export_with_a_chat_template_has_the_special_tokens_of_its_folder(
+    theirs, run_of, tmp_path
+):
+    """Also where they stand in the file that transformers 4 read, and without a bos if it has none."""
+    path, _ = theirs()
+    words = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab()
+    pad, last = sorted(words, key=words.__getitem__)[5:7]
+    (path / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}")
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    stated = {"eos_token": {"content": last}, "pad_token": pad}
+    (path / "special_tokens_map.json").write_text(json.dumps(stated))
+    folder = RunFolder(run_of(attention="softmax")[0])
+    folder.write(
+        folder.lineage,
+        changed(folder.require_lineage(), init_from=initial_weights(str(path))),
+    )
+    export(folder.path, tmp_path / "out", "latest", "float32", "5GB")
+    for place in (path, tmp_path / "out"):
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        said = tokenizer.apply_chat_template([{"role": "user"}], tokenize=False)
+        assert (said, tokenizer.pad_token) == (last, pad)
+    assert "has no padding token" not in (tmp_path / "out" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("stated", "samples"),
     [

@@ -129,6 +129,16 @@ def test_text_around_a_number_hides_no_other_number(data, corpus, tmp_path):
     ) and "pass key" in text.decode(reader.gather(np.arange(len(reader))).ravel())
 
 
+def test_text_that_only_hides_numbers_is_no_filler(data, tmp_path):
+    numbers = {"documents": 60, "repetitions": 1}
+    made = data(source="passkey", passkey=numbers, files=[])
+    reference = preprocess(made, tmp_path)
+    folder = tmp_path / reference.path
+    reader = TokenReader(folder, reference.row_table, "validation")
+    with pytest.raises(ConfigError, match="--filler text"):
+        rows_of_text(reader, folder)
+
+
 @pytest.mark.parametrize("fields", [{}, INFINI, INFINI | BEFORE, LOCAL, LOCAL | BEFORE])
 def test_an_answer_is_right_where_greedy_decoding_gives_it(
     run_of, tokenizer, monkeypatch, fields
