@@ -150,13 +150,13 @@ class DataConfig(TextConfig):
         for stage in self.curriculum:
             if self.sequence_length % stage.sequence_length:
                 raise ValueError(
-                    f"curriculum has a stage of sequence_length={stage.sequence_length}, which "
-                    f"does not divide sequence_length={self.sequence_length}; choose a divisor"
+                    f"curriculum has a stage of {stage.sequence_length} tokens, which does not "
+                    f"divide sequence_length={self.sequence_length}; choose a divisor"
                 )
             if self.stride is not None and self.stride > stage.sequence_length:
                 raise ValueError(
-                    f"stride={self.stride} is more than a stage's "
-                    f"sequence_length={stage.sequence_length}: tokens would be left out"
+                    f"stride={self.stride} is more than the {stage.sequence_length} tokens of a "
+                    "stage of curriculum: tokens would be left out"
                 )
         ends = [stage.until for stage in self.curriculum]
         if len({end < 1 for end in ends}) > 1:

@@ -77,6 +77,14 @@ class RuntimeConfig(Section):
         "if saves were measured to take longer.",
     )
 
+    @field_validator("home", mode="before")
+    @classmethod
+    def _is_no_empty_text(cls, home: object) -> object:
+        """Refuse what would be the working directory, as a shell makes of an unset variable."""
+        if home == "":
+            raise ValueError("it is empty; name a folder")
+        return home
+
     @field_validator("name")
     @classmethod
     def _fits_with_date_and_time(cls, name: str) -> str:

@@ -4,6 +4,7 @@ import logging
 from argparse import Namespace
 from pathlib import Path
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject
 from infini_llama.flows.cli.console import Answer
 from infini_llama.flows.cli.tables import collected_text, runs_text, terminal
@@ -133,10 +134,16 @@ def gc(arguments: Namespace) -> Answer:
 
 
 def written(file: str, page: str) -> Path:
-    """Write a page into `file`, and return its absolute path."""
+    """Write a page into `file`, and return its absolute path.
+
+    Raises:
+        ConfigError: it is a folder.
+    """
     from infini_llama.tasks.storage.files import write_atomic
 
     target = Path(file).resolve()
+    if target.is_dir():
+        raise ConfigError(f"--html: {target} is a folder; name a file.")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, page)
     return target

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from infini_llama.configs.errors import DataError
@@ -13,15 +14,18 @@ from infini_llama.tasks.preprocess.sources.files import File, Files, matching
 from infini_llama.tasks.preprocess.sources.formats import format_read
 from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.source import TextInput
-from infini_llama.tasks.preprocess.sources.texts import Fault, Unreadable
+from infini_llama.tasks.preprocess.sources.texts import Fault, TextRecords, Unreadable
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 BYTES_PER_TOKEN = 3.5  # roughly, for English text and a learned vocabulary
 ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known
-# How many files, and bytes of text in each, are read to estimate how much text a byte of a file
-# holds.
+# How many files are read to estimate how much text a byte of a file holds, and of each about so
+# many bytes of the file where it can be read in part, else of the text.
 SAMPLED_FILES = 8
 SAMPLED_BYTES = 4 * 2**20
+READ_WHOLE = (
+    16 * 2**20
+)  # bytes of a file that cannot be read in part, as if it is compressed
 # Less text than this many sequences of this many tokens is refused.
 FEWEST_SEQUENCES = 16
 
@@ -100,12 +104,12 @@ def _first_fault(file: File) -> str | None:
 def sampled_tokens(
     files: Sequence[TextInput], encoder: TextEncoder | None = None
 ) -> int:
-    """Tokens in these files, estimated from the text in some whole files of them.
+    """Tokens in these files, estimated from the text in some of them.
 
     The tokens are counted by the encoder, where it is known.
     """
-    # Bytes of files that were read as a whole, and of the text in them.
-    read = 0
+    # Bytes that were read of files, and of the text in them.
+    read = 0.0
     text = 0
     found = 0  # bytes of text in all files, also in those that were read in part
     # Bytes of text that the tokenizer encoded, and their tokens.
@@ -115,7 +119,8 @@ def sampled_tokens(
     for file in files[::every]:
         file_text = 0
         try:
-            for record in file.records():
+            size_read, records = _sample(file)
+            for record in records:
                 record = record if isinstance(record, str) else ""
                 if encoder is not None and file_text < ENCODED_BYTES:
                     sample = record[:ENCODED_BYTES]
@@ -124,10 +129,10 @@ def sampled_tokens(
                 size = len(record.encode())
                 file_text += size
                 found += size
-                if file_text > SAMPLED_BYTES:
+                if file_text > SAMPLED_BYTES and size_read > READ_WHOLE:
                     break
             else:
-                read += file.size()
+                read += size_read
                 text += file_text
         except (Unreadable, OSError):  # preprocess names it
             continue
@@ -136,6 +141,15 @@ def sampled_tokens(
     bytes_per_token = encoded / tokens if tokens else BYTES_PER_TOKEN
     text_per_byte = text / read if read else 1.0
     return int(sum(file.size() for file in files) * text_per_byte / bytes_per_token)
+
+
+def _sample(file: TextInput) -> tuple[float, TextRecords]:
+    """Bytes of a part of the file, or of the whole file, and the texts there."""
+    spans = file.spans(SAMPLED_BYTES)
+    if not spans:
+        return file.size(), file.records()
+    middle = spans[len(spans) // 2]
+    return file.size() / len(spans), chain.from_iterable(file.batches(middle))
 
 
 def held_out_key(files: list[File], length: int) -> dict[str, object]:

@@ -353,7 +353,11 @@ class Preparation:
             target = folder / ROW_TABLES / table.row_table
             if not has_all_files(target, ROW_TABLES, table.row_table_key):
                 _clear(target)
-                write_table(section, folder, target, table.row_table_key)
+                try:
+                    write_table(section, folder, target, table.row_table_key)
+                except DataError:
+                    log_left_out(read_dataset(folder).meta.left_out)
+                    raise
                 if "row tables" not in built:
                     built.append("row tables")
         return built

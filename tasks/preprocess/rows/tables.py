@@ -16,6 +16,7 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.packing import ON_A_GPU, PACKED
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
+from infini_llama.configs.schema.sources import HELD_OUT
 from infini_llama.tasks.preprocess.rows.packing import (
     ComputeRows,
     RowArrays,
@@ -372,6 +373,8 @@ def _table_of(
             f"{tokens} tokens, fewer{each} than one sequence of data.sequence_length={length} "
             "and its last label; lower it, add text"
         )
-    raise DataError(
-        f"the {split} text{source} has {fault}, or change data.validation_fraction."
+    names_held_out = any(
+        not set(HELD_OUT).isdisjoint(text.set_keys) for text in (data, *data.sources)
     )
+    fraction = "" if names_held_out else ", or change data.validation_fraction"
+    raise DataError(f"the {split} text{source} has {fault}{fraction}.")

@@ -134,6 +134,11 @@ def _object_of(kind: TextFormat) -> Format:
     return module.FORMATS[kind.name]
 
 
+def _uncompressed_name(path: Path | RemoteFile) -> str:
+    """The file's name in small letters, without the ending of its compression."""
+    return path.name.lower().removesuffix(f".{compression_of(path)}")
+
+
 def compression_of(path: Path | RemoteFile) -> str:
     """The compression that the file's name says, one of COMPRESSED; "": none."""
     ending = Path(path.name).suffix.lower().lstrip(".")
@@ -175,7 +180,7 @@ def _content(
             if it were the text.
         Unreadable: it is a text in another encoding.
     """
-    if any(f"{ending}." in f"{path.name.lower()}." for ending in ARCHIVES):
+    if _uncompressed_name(path).endswith(ARCHIVES):
         raise Refused(ARCHIVE)
     with _opened(path) as file:
         if span and span[0]:
@@ -233,8 +238,7 @@ def _refuse_other_content(
     text_column: str,
 ) -> None:
     """Refuse content that is not what the file's name says; see `first_bytes`."""
-    name = path.name.lower()
-    uncompressed = name.removesuffix(f".{compression_of(path)}")
+    uncompressed = _uncompressed_name(path)
     ending = uncompressed.rpartition(".")[2] if "." in uncompressed else ""
     is_served_as_page = isinstance(path, RemoteFile) and path.is_page
     first = _first(stream, WINDOW)

@@ -69,6 +69,7 @@ class HuggingFace(Source):
         self._refuse_keys_without_effect()
         section = self.section
         folder = expanded(section.dataset)
+        self._refuse_no_folder(folder)
         names = {"dataset_split": section.dataset_split}
         if section.validation_split is not None:
             names["validation_split"] = section.validation_split
@@ -105,6 +106,17 @@ class HuggingFace(Source):
 
     def _revision(self) -> Revision:
         return revision_of(self.section.dataset, self.section.revision)
+
+    def _refuse_no_folder(self, folder: Path) -> None:
+        """Refuse a file, and a path to nothing that no name of the Hub looks like."""
+        key = f"{self.place}.dataset={self.section.dataset}"
+        if folder.is_file():
+            raise DataError(
+                f"{key} is a file; name its folder, or set {self.place}.source=files and name it "
+                f"in {self.place}.files."
+            )
+        if self.section.dataset.startswith((".", "~", "/")) and not folder.exists():
+            raise DataError(f"{key}: there is no such folder.")
 
     def _refuse_keys_without_effect(self) -> None:
         section = self.section

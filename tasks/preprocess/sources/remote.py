@@ -36,6 +36,13 @@ TRANSIENT = (
 # Errors of a filesystem that takes the URL and cannot do what is requested of it. No subclasses: an
 # answer that was cut short is no JSON.
 NOT_TAKEN = (ValueError, NotImplementedError)
+# Errors of botocore and google.auth, which need not be installed, for a user without an account.
+WITHOUT_CREDENTIALS = {
+    "DefaultCredentialsError",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+}
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -245,10 +252,11 @@ def tried(url: str, request: Callable[[], T]) -> T:
                     "there is no such file",
                     shown_url(url),
                 ) from None
-            if status in (401, 403) or isinstance(fault, PermissionError):
+            refusal = _refusal(fault, status, url)
+            if refusal:
                 raise PermissionError(
                     errno.EACCES,
-                    "the server refuses access; check the credentials",
+                    refusal,
                     shown_url(url),
                 ) from None
             if number + 1 < TRIES:
@@ -257,6 +265,15 @@ def tried(url: str, request: Callable[[], T]) -> T:
     raise PipelineError(
         f"{shown_url(url)} cannot be reached ({reason}); run the same command again."
     ) from None
+
+
+def _refusal(fault: BaseException, status: int | None, url: str) -> str:
+    """Why the server gives no access; "": it may give it."""
+    if status in (401, 403) or isinstance(fault, PermissionError):
+        return "the server refuses access; check the credentials"
+    if type(fault).__name__ in WITHOUT_CREDENTIALS:
+        return f"{words_of(fault, url)}; set the credentials"
+    return ""
 
 
 def _status(fault: BaseException) -> int | None:

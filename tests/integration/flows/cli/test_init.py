@@ -17,7 +17,11 @@ from infini_llama.flows.cli.model_size import (
     TOKENS_PER_PARAMETER,
     Overrides,
 )
-from infini_llama.flows.cli.text_sample import sampled_tokens
+from infini_llama.flows.cli.text_sample import (
+    BYTES_PER_TOKEN,
+    SAMPLED_BYTES,
+    sampled_tokens,
+)
 from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
@@ -354,3 +358,17 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     inputs = [source_of(section).inputs(not_text) for section in sections]
     plain, packed = (sampled_tokens(of_file.training) for of_file in inputs)
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_a_large_file_of_little_text_is_not_taken_for_text(tmp_path, ending):
+    """Whether it is read in part, as the first, or as a whole."""
+    line = json.dumps({"id": "0123456789" * 90, "text": "word " * 20}) + "\n"
+    count = 2 * SAMPLED_BYTES // len(line)
+    path = tmp_path / f"records.{ending}"
+    with (gzip.open if ending.endswith("gz") else open)(path, "wt") as file:
+        file.write(line * count)
+    section = TextConfig(files=[str(path)])
+    files = source_of(section).inputs(NotText(tmp_path / "home")).training
+    expected = count * len("word " * 20) / BYTES_PER_TOKEN
+    assert 0.98 * expected < sampled_tokens(files) < 1.02 * expected

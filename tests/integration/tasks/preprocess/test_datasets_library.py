@@ -8,7 +8,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import DataConfig
-from infini_llama.tasks.preprocess.sources import formats
+from infini_llama.tasks.preprocess.sources import formats, huggingface
 from infini_llama.tasks.preprocess.sources.texts import Unreadable
 from infini_llama.tasks.storage.artifacts import check
 from support.stages import survey
@@ -231,3 +231,11 @@ def test_the_datasets_library_opens_and_maps_both_splits(built, dataset):
     assert len(fingerprints) == 2  # `datasets` names its caches by them
     assert list(dataset.rglob("cache-*.arrow"))
     check(dataset, "dataset", checksums=True)
+
+
+@pytest.mark.parametrize("dataset", ["{}/train.jsonl", "{}/nothing", "./nothing"])
+def test_a_path_that_is_no_folder_is_no_name_of_the_hub(tmp_path, monkeypatch, dataset):
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.setattr(huggingface, "revision_of", None)  # the Hub is not asked
+    with pytest.raises(DataError, match=r"data\.dataset="):
+        survey(DataConfig(source="huggingface", dataset=dataset.format(tmp_path)))

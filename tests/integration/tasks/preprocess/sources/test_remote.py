@@ -140,6 +140,17 @@ def test_a_file_that_is_not_there_or_may_not_be_read_is_named(web, s3):
         survey(DataConfig(files=["nonsense://bucket/x.txt"]))
 
 
+def test_a_bucket_without_credentials_is_refused_at_the_first_try(s3, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(remote, "PAUSE", 1000)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(DataError, match="set the credentials"):
+        survey(DataConfig(files=["s3://texts/a-folder-not-listed-before/x.txt"]))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
 @pytest.fixture
 def connected(folder, monkeypatch) -> str:
     monkeypatch.setattr(remote, "PAUSE", 0.01)

@@ -41,6 +41,12 @@ def test_an_archive_is_refused_and_not_read_as_a_text(
         )
 
 
+@pytest.mark.parametrize("name", ["shard-1.tar.jsonl", "from.zip.jsonl"])
+def test_a_file_that_came_out_of_an_archive_is_read(tmp_path: Path, name: str) -> None:
+    file = write_lines(tmp_path / name, ["a text"] * 4)
+    assert survey(DataConfig(files=[file])).documents == ["a text"] * 4
+
+
 @pytest.mark.parametrize("on_bad_input", ["fail", "skip"])
 def test_what_is_packed_is_refused_whatever_its_name(
     tmp_path: Path, on_bad_input: Literal["fail", "skip"]
@@ -224,3 +230,21 @@ def test_control_characters_are_escaped_and_text_is_not() -> None:
         == "\\x1b[31m\\x07\\r\\x9b\\udcff\\u202e"
     )
     assert escaped("grün 日本 👩\u200d👧\n\ttext") == "grün 日本 👩\u200d👧\n\ttext"
+
+
+def test_text_that_is_too_little_once_some_is_skipped_says_what_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_files(tmp_path / "text", ["short text"] * 3 + ["gr\xf6\xdfer"])
+    (tmp_path / "text" / "3.txt").write_bytes(b"gr\xf6\xdfer " * 900)
+    write_files(tmp_path / "held", ["another text " * 200])
+    data = DataConfig(
+        files=[str(tmp_path / "text")],
+        validation_files=[str(tmp_path / "held")],
+        on_bad_input="skip",
+        sequence_length=64,
+    )
+    with pytest.raises(DataError) as raised:
+        preprocess(data, tmp_path / "home")
+    assert "3.txt" in caplog.text
+    assert "validation_fraction" not in str(raised.value)
