@@ -208,8 +208,8 @@ class TrainingConfig(Section):
     )
     save_permanent_every: Annotated[int, Field(ge=1)] | None = free(
         default=None,
-        description="Save checkpoints at multiples of this step too, and keep them forever, in "
-        "addition to train.save_total_limit. null: none.",
+        description="Save checkpoints at multiples of this step too, and keep them while the key "
+        "has this value, in addition to train.save_total_limit. null: none.",
     )
     async_save: bool = free(
         default=True,

@@ -714,14 +714,19 @@ class Planner:
         return self.choose("loss_chunk", self.train.loss_chunk, rule)
 
     def threads(self, workers: int) -> int:
-        """The cores, divided between the workers."""
+        """The cores, divided between the workers; anew for another number of workers."""
         cores = self.facts.cores
+        before = self.pinned.nproc_per_node if self.pinned else workers
 
         def rule() -> tuple[int, str]:
             return max(
                 1, cores // workers
             ), f"{cores} usable core(s) over {workers} worker(s)"
 
+        if self.settings.threads == "auto" and before != workers:
+            value, reason = rule()
+            self.record("threads", value, reason)
+            return value
         return self.choose("threads", self.settings.threads, rule)
 
     def distributed_backend(self, device: Device) -> str:

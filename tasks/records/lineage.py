@@ -49,8 +49,8 @@ class Conversation(Record):
         end_tokens: IDs that end a text, of its config.json and generation_config.json.
         generation: its generation_config.json.
         chat_template: or several, by their names.
-        special_tokens: of its tokenizer_config.json, where it has a chat template, which may name
-            them.
+        special_tokens: of its tokenizer_config.json or special_tokens_map.json, where it has a chat
+            template, which may name them.
     """
 
     end_tokens: tuple[int, ...] = ()
@@ -94,7 +94,8 @@ class Lineage(Record):
         curriculum_ends: last step of each stage of data.curriculum.
         skipped_samples: ranges that rollbacks have left out.
         micro_batch_limit: the largest micro-batch after an out-of-memory error; None: the plan's.
-        resumed_from: the checkpoint that runtime.resume named.
+        resumed_from: the path in runtime.resume that the run follows.
+        resumed_checkpoint: the checkpoint there, to which `latest` or `best` pointed then.
     """
 
     dataset: LineageDataset
@@ -108,6 +109,7 @@ class Lineage(Record):
     skipped_samples: tuple[SampleRange, ...] = ()
     micro_batch_limit: PositiveInt | None = None
     resumed_from: str | None = None
+    resumed_checkpoint: str | None = None
 
     @property
     def conversation(self) -> Conversation:

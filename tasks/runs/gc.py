@@ -77,7 +77,7 @@ def leftovers(home: Path, rules: Rules) -> list[Leftover]:
     """
     lineages, damaged = _lineages(home)
     needed = {
-        Path(lineage.resumed_from).resolve()
+        Path(lineage.resumed_checkpoint or lineage.resumed_from).resolve()
         for lineage in lineages.values()
         if lineage.resumed_from
     }

@@ -24,6 +24,7 @@ from infini_llama.tasks.records.metrics import (
     MetricsLine,
     SampleLine,
     StepLine,
+    TrainLine,
 )
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.records.status import AttemptRecord
@@ -313,23 +314,31 @@ def remove_staging(run: RunFolder) -> None:
         shutil.rmtree(path, ignore_errors=True)  # else it stays for `gc`
 
 
-def cut_metrics(run: RunFolder, step: int) -> None:
-    """Cut metrics.jsonl and samples.jsonl back to `step`.
+def cut_metrics(run: RunFolder, step: int, is_evaluation_due: bool) -> None:
+    """Cut metrics.jsonl and samples.jsonl back to the checkpoint of `step`.
 
     The resumed run then neither repeats nor skips a line. Lines that cannot be read are removed,
     with a warning.
+
+    Args:
+        is_evaluation_due: of the checkpoint's train state. The evaluation of `step` is made again.
     """
-    _cut(run.metrics, METRICS_LINE, step, run.read_id())
-    _cut(run.samples, SampleLine, step, run.read_id())
+    evaluated = step - 1 if is_evaluation_due else step
+    _cut(run.metrics, METRICS_LINE, step, evaluated, run.read_id())
+    _cut(run.samples, SampleLine, step, evaluated, run.read_id())
 
 
-def _cut(path: Path, kind: Kind[AnyStep], step: int, run: str) -> None:
+def _cut(
+    path: Path, kind: Kind[AnyStep], trained: int, evaluated: int, run: str
+) -> None:
+    """Keep training up to step `trained` and evaluations up to step `evaluated`."""
     # The lines, not their records, which take several times the memory of the file.
     kept: list[bytes] = []
     bad: list[int] = []
     is_whole = True
     for number, line, record in scan(path, kind, run):
-        if record is not None and record.step <= step:
+        last = trained if isinstance(record, TrainLine) else evaluated
+        if record is not None and record.step <= last:
             kept.append(line)
             continue
         is_whole = False

@@ -58,7 +58,7 @@ def prepare(attempt: AttemptPlan) -> Path:
     # again.
     run.write(run.lineage, attempt.lineage)
     number = record_killed_attempts(run) + 1
-    cut_metrics(run, attempt.from_step)
+    cut_metrics(run, attempt.from_step, _is_evaluation_due(attempt))
     attempt_dir = run.logs / f"attempt-{number:02d}"
     attempt_dir.mkdir(parents=True)
     try:
@@ -81,6 +81,13 @@ def prepare(attempt: AttemptPlan) -> Path:
     return attempt_dir
 
 
+def _is_evaluation_due(attempt: AttemptPlan) -> bool:
+    """Whether the attempt begins with the evaluation that the one before has given up."""
+    if attempt.resume_from is None:
+        return False
+    return checkpoints.read_state(attempt.resume_from).evaluation_due
+
+
 def _require_disk_space(attempt: AttemptPlan) -> None:
     """Refuse an attempt whose steps would be lost at its first save.
 
@@ -88,11 +95,12 @@ def _require_disk_space(attempt: AttemptPlan) -> None:
     """
     if attempt.resume_from is None or attempt.from_step >= attempt.max_steps:
         return
-    free = shutil.disk_usage(attempt.run_dir).free
+    folder = RunFolder(attempt.run_dir).checkpoints  # may be a link to another disk
+    free = shutil.disk_usage(folder).free
     size = size_of(attempt.resume_from)
     if free < size:
         raise TrainFailed(
-            f"no space for another checkpoint in {attempt.run_dir} ({in_bytes(free)} free, "
+            f"no space for another checkpoint in {folder} ({in_bytes(free)} free, "
             f"and {attempt.resume_from.name} takes {in_bytes(size)}); "
             "free space and run the same command again."
         )

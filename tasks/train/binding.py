@@ -152,6 +152,7 @@ def _lineage_of(
         skipped_samples=before.skipped_samples if before else (),
         micro_batch_limit=before.micro_batch_limit if before else None,
         resumed_from=before.resumed_from if before else None,
+        resumed_checkpoint=before.resumed_checkpoint if before else None,
     )
 
 

@@ -32,6 +32,9 @@ from infini_llama.tasks.train.rendezvous import (
 
 log = logging.getLogger("infini_llama.train")
 SRUN_END_SECONDS = 60.0  # that srun may take to end its step on all nodes
+# That ranks may take to end by SIGKILL; one that waits inside a driver or for a dead filesystem
+# ends when that answers.
+KILL_SECONDS = 30.0
 # An exception and the first line of its message, but not torchrun's own about a worker, which a
 # summary follows.
 EXCEPTION = re.compile(
@@ -215,16 +218,26 @@ class TorchrunWorkers:
         self.end()
 
     def end(self) -> None:
-        """Kill what still runs; return once no rank of this torchrun is left."""
+        """Kill what still runs; return once no rank of this torchrun is left that SIGKILL ends."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         # torchrun starts each rank in a session of its own, which is outside the process group
         # killed above.
+        until = time.monotonic() + KILL_SECONDS
         for status in self.statuses():
             while is_rank(status.pid, self.attempt_dir):
                 send(status.pid, signal.SIGKILL)
+                if time.monotonic() > until:
+                    log.error(
+                        "rank %d (process %d) does not end by SIGKILL: a driver or a filesystem "
+                        "does not answer it. It trains no more, but may hold memory of its GPU; "
+                        "restart the machine to free it",
+                        status.rank,
+                        status.pid,
+                    )
+                    break
                 time.sleep(0.02)
 
     def statuses(self) -> list[RankStatus]:

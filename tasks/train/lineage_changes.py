@@ -114,8 +114,7 @@ def rolled_back(attempt: AttemptPlan, outcome: Outcome) -> Lineage | None:
     skipped = SampleRange(first=first, end=error.samples)
     checkpoints.abandon_newer(run.checkpoints, checkpoints.step_of(good) if good else 0)
     log.warning(
-        "rolling back to %s: step %d is the first of the skipped updates; "
-        "samples %d to %d are skipped",
+        "rolling back to %s, from before step %d; samples %d to %d are skipped",
         good.name if good else "the start",
         error.first_skip,
         skipped.first,
@@ -127,9 +126,9 @@ def rolled_back(attempt: AttemptPlan, outcome: Outcome) -> Lineage | None:
 def _warn_of_start(first_skip: int, newest_step: int) -> None:
     """Log why a diverged run does not go back to its start."""
     log.warning(
-        "the run has no checkpoint to go back to from before step %d, the first of the skipped "
-        "updates; going back to its start would discard all %d steps of its newest checkpoint. "
-        "Set runtime.rollback_to_start=true to allow that",
+        "the run has no checkpoint to go back to from before step %d; going back to its start "
+        "would discard all %d steps of its newest checkpoint. Set runtime.rollback_to_start=true "
+        "to allow that",
         first_skip,
         newest_step,
     )
@@ -143,11 +142,12 @@ def _newest_until(attempt: AttemptPlan, step: int) -> tuple[Path | None, int]:
     """
     own = RunFolder(attempt.run_dir).checkpoints
     resume = attempt.config.runtime.resume
+    followed = attempt.lineage.resumed_checkpoint or resume
     good = checkpoints.newest_with_damaged_moved_aside(own, step)
     is_of_another = (
         resume not in checkpoints.RULES
         and Path(resume).parent.resolve() != own.resolve()
     )
-    start = good or (Path(resume) if is_of_another else None)
+    start = good or (Path(followed) if is_of_another else None)
     samples = checkpoints.read_state(start).samples if start else 0
     return good, samples

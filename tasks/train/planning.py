@@ -50,8 +50,9 @@ def plan_attempt(
     """
     run = RunFolder.of(config.runtime)
     resume = _resume_of(config, run, invocation)
+    followed = _followed(resume, lineage)
     chosen = checkpoints.choose_and_abandon_newer(
-        run.checkpoints, resume, lineage.resumed_from
+        run.checkpoints, followed or resume, followed
     )
     state = None if chosen is None else checkpoints.read_state(chosen)
     from_step = 0 if state is None else state.step
@@ -60,9 +61,8 @@ def plan_attempt(
         _refuse_other_dataset(run, chosen, state, lineage)
         _refuse_other_stage(run, chosen, state, config)
         _warn_of_differences(chosen, state, lineage, plan)
-    # A path in runtime.resume is followed until the run has saved a checkpoint of its own after it.
-    if resume not in checkpoints.RULES:
-        lineage = changed(lineage, resumed_from=resume)
+    if resume not in checkpoints.RULES and chosen is not None and followed is None:
+        lineage = _following(lineage, resume, chosen)
     if chosen is not None and from_step >= lineage.max_steps:
         _refuse_foreign_end(run, chosen, from_step, lineage.max_steps)
         _warn_beyond_end(from_step, lineage.max_steps)
@@ -95,6 +95,25 @@ def _resume_of(config: PipelineConfig, run: RunFolder, invocation: str) -> str:
     if resume in checkpoints.RULES and not is_first_of_command(run, invocation):
         return "auto"
     return resume
+
+
+def _followed(resume: str, lineage: Lineage) -> str | None:
+    """The checkpoint of a path in runtime.resume that the run follows already; None: it does not.
+
+    `latest` may point to another one by now.
+    """
+    if resume != lineage.resumed_from:
+        return None
+    return lineage.resumed_checkpoint or resume  # an earlier version did not record it
+
+
+def _following(lineage: Lineage, resume: str, chosen: Path) -> Lineage:
+    """The lineage of a run that follows a path in runtime.resume, where `chosen` is.
+
+    It does until it has saved a checkpoint of its own after that.
+    """
+    checkpoint = str(Path(resume).parent / chosen.name)
+    return changed(lineage, resumed_from=resume, resumed_checkpoint=checkpoint)
 
 
 def since_evaluation(lines: list[MetricsLine], step: int) -> float:

@@ -1,14 +1,18 @@
 """What torchrun needs of a machine, and what it leaves behind."""
 
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from infini_llama.configs.errors import PipelineError
+from infini_llama.configs.errors import ExitCode, PipelineError
 from infini_llama.tasks.records.status import Endpoint
+from infini_llama.tasks.runs.status import status_path, write_status
+from infini_llama.tasks.storage.record_files import read_fields, write_fields
+from infini_llama.tasks.train import launch
 from infini_llama.tasks.train.launch import (
     TorchrunWorkers,
     spawn,
@@ -81,6 +85,25 @@ def test_the_cause_for_which_no_worker_started_is_what_torchrun_printed(
     workers = TorchrunWorkers(subprocess.Popen(["true"]), tmp_path, 1, 1)
     workers.process.wait()
     assert workers.hint() == cause
+
+
+def test_a_rank_that_sigkill_does_not_end_is_named_and_left(
+    tmp_path, monkeypatch, caplog
+):
+    """As one that waits inside a driver; here, the signal is not sent."""
+    workers = TorchrunWorkers(subprocess.Popen(["true"]), tmp_path, 1, 1)
+    rank = subprocess.Popen(["sh", "-c", "sleep 100; :", str(tmp_path)])
+    write_status(tmp_path, 0, "running", ExitCode.UNEXPECTED)
+    path = status_path(tmp_path, 0)
+    fields = {"pid": rank.pid, "parent": workers.process.pid}
+    write_fields(path, read_fields(path) | fields)
+    with monkeypatch.context() as patched:
+        patched.setattr(launch, "send", lambda *_: None)
+        patched.setattr(launch, "KILL_SECONDS", 0.1)
+        workers.end()
+    assert f"process {rank.pid}" in caplog.text and rank.poll() is None
+    workers.end()
+    assert rank.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.skipif(

@@ -175,7 +175,7 @@ class Bench:
         attempt = plan_attempt(
             config, dataset, plan, lineage, invocation="", verify_on_read=False
         )
-        cut_metrics(run, attempt.from_step)
+        cut_metrics(run, attempt.from_step, is_evaluation_due=False)
         attempt_dir = (
             run.path
             / "logs"

@@ -166,7 +166,7 @@ def test_the_part_of_a_pin_that_can_be_followed_is(gpus_4, caplog):
         "cuda",
         2,
         "bf16",
-        3,
+        4,  # two workers share the cores, not four
     )
     assert (
         caplog.text.count("cannot use the run's original plan") == 1

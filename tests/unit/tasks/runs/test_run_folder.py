@@ -202,7 +202,7 @@ def test_a_damaged_line_of_metrics_is_named_and_skipped(tmp_path, caplog, damage
     )
     run.metrics.write_bytes(before + damage + after)
     assert [line.step for line in read_metrics(run)] == [1, 2, 4, 5, 6]
-    cut_metrics(run, 5)
+    cut_metrics(run, 5, is_evaluation_due=False)
     assert run.metrics.read_text() == "".join(map(train_line, (1, 2, 4, 5)))
     assert f"{run.metrics}: line 3" in caplog.text
 
@@ -210,5 +210,5 @@ def test_a_damaged_line_of_metrics_is_named_and_skipped(tmp_path, caplog, damage
 def test_the_line_that_a_kill_cut_short_is_removed_in_silence(tmp_path, caplog):
     run = RunFolder(tmp_path)
     run.metrics.write_text(train_line(1) + '{"step": 2, "lo')
-    cut_metrics(run, 10)
+    cut_metrics(run, 10, is_evaluation_due=False)
     assert run.metrics.read_text() == train_line(1) and not caplog.text

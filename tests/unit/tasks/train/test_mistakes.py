@@ -62,6 +62,18 @@ def planned(
     )
 
 
+def replanned(attempt: AttemptPlan) -> AttemptPlan:
+    """The attempt of the next command with the same configuration."""
+    return plan_attempt(
+        attempt.config,
+        attempt.dataset,
+        attempt.plan,
+        attempt.lineage,
+        "next",
+        verify_on_read=False,
+    )
+
+
 def test_workers_that_share_sequences_come_in_whole_groups(caplog):
     sections = {
         "train": {"context_parallel": 2},
@@ -97,6 +109,22 @@ def test_a_refused_checkpoint_of_another_run_is_refused_again(tmp_path):
             7,
             str(theirs),
         )
+
+
+def test_a_pointer_of_another_run_that_moves_does_not_move_this_run(tmp_path):
+    """Until this run has a checkpoint of its own, also one that was killed before its first save."""
+    theirs = add_checkpoint(
+        tmp_path / "theirs", 7, model={"hidden_size": 64}, world_size=1
+    )
+    pointer = str(theirs.parent / "latest")
+    first = planned(tmp_path, resume=pointer)
+    assert first.resume_from == theirs
+    later = add_checkpoint(
+        tmp_path / "theirs", 9, model={"hidden_size": 64}, world_size=1
+    )
+    again = replanned(first)
+    assert (again.resume_from, again.from_step) == (theirs, 7)
+    assert planned(tmp_path, resume=pointer).resume_from == later, "another run"
 
 
 def test_a_checkpoint_of_a_version_without_maps_has_none(tmp_path):

@@ -197,7 +197,9 @@ def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_
     losses = {0: 1.0, 3: 6.0, 6: 6.5, 9: 7.0}
     run = train("two", losses, stop_after=2, **given)
     checkpoints.remove(checkpoints.checkpoint_path(run.checkpoints, 2))
-    cut_metrics(run, 0)  # as after a kill before the first checkpoint
+    cut_metrics(
+        run, 0, is_evaluation_due=False
+    )  # as after a kill before the first checkpoint
     train("two", {step: loss for step, loss in losses.items() if step}, **given)
     assert [(line.step, line.loss) for line in RunReader(run.path).validated] == [
         *losses.items()

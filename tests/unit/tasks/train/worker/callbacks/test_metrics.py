@@ -76,7 +76,7 @@ def threaded(create: Callable[[], Reporter]) -> ReporterThread:
 
 
 def attempt(run_dir, first: int, last: int) -> None:
-    cut_metrics(RunFolder(run_dir), first)
+    cut_metrics(RunFolder(run_dir), first, is_evaluation_due=False)
     metrics = MetricsWriter(
         run_dir, 2, [threaded(lambda: TensorBoard(run_dir, first, CONFIG))]
     )
