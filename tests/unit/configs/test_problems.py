@@ -151,6 +151,7 @@ def test_every_item_of_a_list_or_table_is_named():
         ),
         ("environment", "gpus", [0, "x"], "environment.gpus.1: 'x' is not an integer"),
         ("train", "init_from", "", "train.init_from: '' is not a non-empty string"),
+        ("runtime", "home", "", "runtime.home: it is empty; name a folder"),
     ],
 )
 def test_the_rule_that_a_value_breaks_is_named(section, key, value, sentence):

@@ -48,6 +48,11 @@ def test_a_report_is_printed_where_its_page_cannot_be_written(make_run, capsys):
     assert not (folder / "report.html").exists()
 
 
+def test_a_folder_is_no_place_for_a_page(make_run, tmp_path, capsys):
+    code = main(["report", str(make_run()), "--html", str(tmp_path)])
+    assert code == 64 and f"--html: {tmp_path} is a folder" in capsys.readouterr().err
+
+
 def test_a_finished_run(make_run, read_page):
     folder = make_run(gates=[[0.2, 0.3], [0.5]])
     # A killed report of an earlier version left a part.
