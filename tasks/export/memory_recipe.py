@@ -21,9 +21,10 @@ from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 ROW_SEGMENTS = 12  # of the longest text from which the memory learns to hold a number
 JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs/infini-attention.md
-LEARNING_STEPS = 1000
-TEXT_SEGMENTS = 8
-TEXT_STEPS = 40
+LEARNING_STEPS = 500
+TEXT_SEGMENTS = 4  # of a sequence
+TEXT_TOKENS = 4096  # of a step, at least
+TEXT_STEPS = 120
 DRAWN = 100  # texts, of which the longest is to fit
 # The end of each question, by form; the answer follows it.
 ANSWER_AFTER = {"passkey": QUESTION, "sentences": "? It is"}
@@ -145,15 +146,17 @@ def to_read_text(mapping: dict[str, JsonObject]) -> dict[str, JsonObject]:
     segments: over the rows that are trained on, they carry facts without it.
     """
     model = ModelConfig.model_validate(mapping["model"])
-    data = mapping["data"] | {"sequence_length": TEXT_SEGMENTS * model.segment_length}
+    length = TEXT_SEGMENTS * model.segment_length
+    sequences = max(1, TEXT_TOKENS // length)
+    data = mapping["data"] | {"sequence_length": length}
     first = min(model.memory_layers or [0])
     train: JsonObject = {
         "frozen_layers": first,
         "max_steps": TEXT_STEPS,
-        "global_batch_size": 2,
-        "micro_batch_size": 2,
+        "global_batch_size": sequences,
+        "micro_batch_size": sequences,
         "document_masking": True,
-        "learning_rate": 5e-5,
+        "learning_rate": 4e-4,
         "warmup_steps": 5,
         "save_steps": TEXT_STEPS,
     }

@@ -481,7 +481,7 @@ def test_a_model_with_a_memory_that_is_to_see_the_segment_before_gets_text(
         config.model.attend_previous_segment and config.model.memory_write_jitter > 1e6
     )
     assert config.train.frozen_layers == 1, "as many as lie below the first memory"
-    assert not config.data.sources and config.data.sequence_length == 8 * 32
+    assert not config.data.sources and config.data.sequence_length == 4 * 32
 
 
 def test_an_export_keeps_how_the_model_that_the_run_began_from_is_talked_to(
