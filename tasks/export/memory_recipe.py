@@ -21,10 +21,10 @@ from infini_llama.tasks.tokenizers.encoder import TextEncoder
 
 ROW_SEGMENTS = 12  # of the longest text from which the memory learns to hold a number
 JITTER = 4_194_304.0  # far more than the segments of a million tokens, see docs/infini-attention.md
-LEARNING_STEPS = 500
+LEARNING_STEPS = 1000
 TEXT_SEGMENTS = 4  # of a sequence
 TEXT_TOKENS = 4096  # of a step, at least
-TEXT_STEPS = 120
+TEXT_STEPS = 240
 DRAWN = 100  # texts, of which the longest is to fit
 # The end of each question, by form; the answer follows it.
 ANSWER_AFTER = {"passkey": QUESTION, "sentences": "? It is"}
