@@ -23,9 +23,8 @@ ENCODED_BYTES = 2**18  # of each sampled file, where the tokenizer is known
 # many bytes of the file where it can be read in part, else of the text.
 SAMPLED_FILES = 8
 SAMPLED_BYTES = 4 * 2**20
-READ_WHOLE = (
-    16 * 2**20
-)  # bytes of a file that cannot be read in part, as if it is compressed
+# A file that cannot be read in part, as a compressed one, is read whole up to so many bytes.
+READ_WHOLE = 16 * 2**20
 # Less text than this many sequences of this many tokens is refused.
 FEWEST_SEQUENCES = 16
 
