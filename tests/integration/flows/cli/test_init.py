@@ -11,17 +11,14 @@ from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.loading import load_config
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.configs.variables import without_variables
+from infini_llama.flows.cli import text_sample
 from infini_llama.flows.cli.init import write_continuation, write_new
 from infini_llama.flows.cli.model_size import (
     MOST_EPOCHS,
     TOKENS_PER_PARAMETER,
     Overrides,
 )
-from infini_llama.flows.cli.text_sample import (
-    BYTES_PER_TOKEN,
-    SAMPLED_BYTES,
-    sampled_tokens,
-)
+from infini_llama.flows.cli.text_sample import BYTES_PER_TOKEN, sampled_tokens
 from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
@@ -360,11 +357,15 @@ def test_compressed_text_counts_as_what_it_unpacks_to(tmp_path):
     assert plain == int(len(text) / 3.5) and abs(packed - plain) <= 1
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
-def test_a_large_file_of_little_text_is_not_taken_for_text(tmp_path, ending):
+@pytest.mark.parametrize(("ending", "read_whole"), [("jsonl", 0), ("jsonl.gz", 2**20)])
+def test_a_large_file_of_little_text_is_not_taken_for_text(
+    tmp_path, monkeypatch, ending, read_whole
+):
     """Whether it is read in part, as the first, or as a whole."""
+    monkeypatch.setattr(text_sample, "SAMPLED_BYTES", 2**16)
+    monkeypatch.setattr(text_sample, "READ_WHOLE", read_whole)
     line = json.dumps({"id": "0123456789" * 90, "text": "word " * 20}) + "\n"
-    count = 2 * SAMPLED_BYTES // len(line)
+    count = 2**21 // len(line)
     path = tmp_path / f"records.{ending}"
     with (gzip.open if ending.endswith("gz") else open)(path, "wt") as file:
         file.write(line * count)
