@@ -173,6 +173,8 @@ def parse_yaml(text: str) -> JsonValue:
         raise ValueError(
             f"line {line}: the character {text[error.position]!r} is not allowed in YAML"
         ) from None
+    except OverflowError:
+        raise ValueError("an escape \\U names no character") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -37,7 +37,10 @@ class EnvironmentConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = inexact(
         default="auto", description="auto: GPUs if available, otherwise the CPU."
     )
-    gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = free(
+    gpus: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+        | Literal["auto"]
+    ) = free(
         default="auto",
         description="Indices of the GPUs to train on. auto: those that no other process uses, or "
         "all if every GPU is in use.",
@@ -147,8 +150,8 @@ class EnvironmentConfig(Section):
             )
         if self.srun_options and self.launcher != "srun":
             problems.append(
-                "srun_options is set, but launcher is not srun; set launcher=srun or remove the "
-                "options"
+                f"environment.srun_options is set, but launcher={self.launcher}; set launcher=srun "
+                "or remove the options"
             )
         if problems:
             raise ValueError(*problems)

@@ -374,7 +374,8 @@ class TrainingConfig(Section):
             )
         if self.parallel != "deepspeed" and self.deepspeed_config is not None:
             raise ValueError(
-                f"deepspeed_config is given, but parallel={self.parallel}; use parallel=deepspeed"
+                f"train.deepspeed_config is given, but parallel={self.parallel}; use "
+                "parallel=deepspeed"
             )
         stages = STRATEGIES[self.parallel].zero_stages
         if self.zero_stage is not None and not stages:

@@ -37,12 +37,7 @@ from infini_llama.flows.cli.model_size import (
 )
 from infini_llama.flows.cli.models import heads_to_read_memory
 from infini_llama.flows.cli.tables import as_text
-from infini_llama.flows.cli.text_sample import (
-    Text,
-    held_out_key,
-    is_one_document,
-    sample_text,
-)
+from infini_llama.flows.cli.text_sample import Text, sample_text
 from infini_llama.flows.naming import home_folder
 from infini_llama.model.config import Attention
 from infini_llama.tasks.export.importing import (
@@ -326,10 +321,10 @@ def _machine(facts: MachineFacts) -> str:
 
 
 def _warning(text: Text, chosen: Fitted) -> str | None:
-    if len(text.files) == 1 and is_one_document(text.files[0]):
+    if text.only_document is not None:
         return (
-            f"{text.files[0]} is one document, and whole documents are held out; split it into "
-            "several files, or name held-out text in data.validation_files."
+            f"{text.only_document} is one document, and whole documents are held out; split it "
+            "into several files, or name held-out text in data.validation_files."
         )
     is_new = "init_from" not in chosen.mapping["train"]
     if (
@@ -360,12 +355,11 @@ def _sections(fitted: Fitted, text: Text, name: str) -> dict[str, Any]:
         "eval_steps": every,
         "save_steps": every,
     }
-    held_out = held_out_key(text.files, fitted.length)
     return {
         "data": fitted.mapping["data"]
         | {"files": text.patterns}
         | text.column
-        | held_out,
+        | text.held_out(fitted.length),
         "model": fitted.mapping["model"],
         "train": fitted.mapping["train"] | size | fitted.saving | rest,
         "runtime": {"name": name},

@@ -152,7 +152,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     parsed, rest = parser.parse_known_args(arguments)
     if "overrides" in parsed:
-        rest = [word[2:] if DOTTED.match(word) else word for word in rest]
+        rest = _without_dashes(rest)
+        # argparse takes a word with a space for no option.
+        parsed.overrides = _without_dashes(parsed.overrides)
     unknown = [
         word
         for word in rest
@@ -164,6 +166,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed
+
+
+def _without_dashes(words: list[str]) -> list[str]:
+    """The words, with --section.key=value as section.key=value."""
+    return [word[2:] if DOTTED.match(word) else word for word in words]
 
 
 def _hints(unknown: list[str]) -> str:

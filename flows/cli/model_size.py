@@ -25,7 +25,14 @@ FEWEST_STEPS = 200
 HOURS = 24.0
 # Assumed FLOP/s of training, for the limit of hours alone: per GPU by its compute capability, per
 # core of a CPU.
-GPU_SPEED = {(9, 0): 300e12, (8, 9): 60e12, (8, 0): 120e12, (0, 0): 20e12}
+GPU_SPEED = {
+    (12, 0): 60e12,  # no data center's, as (8, 6) and (8, 9)
+    (9, 0): 300e12,
+    (8, 9): 60e12,
+    (8, 6): 30e12,
+    (8, 0): 120e12,
+    (0, 0): 20e12,
+}
 CORE_SPEED = 30e9
 # Ways to need less memory, from the fastest to the smallest.
 SAVING: tuple[dict[str, str], ...] = (

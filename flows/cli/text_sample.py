@@ -13,6 +13,7 @@ from infini_llama.flows.cli.model_size import SHORTEST
 from infini_llama.tasks.preprocess.sources.files import File, Files, matching
 from infini_llama.tasks.preprocess.sources.formats import format_read
 from infini_llama.tasks.preprocess.sources.patterns import NotText
+from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.preprocess.sources.texts import Fault, TextRecords, Unreadable
 from infini_llama.tasks.tokenizers.encoder import TextEncoder
@@ -27,6 +28,8 @@ SAMPLED_BYTES = 4 * 2**20
 READ_WHOLE = 16 * 2**20
 # Less text than this many sequences of this many tokens is refused.
 FEWEST_SEQUENCES = 16
+# Of so many tokens, 5 % are enough to hold out; of less, 20 %.
+MUCH = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,43 @@ class Text:
     @property
     def training_tokens(self) -> int:
         """About as many as are not held out."""
-        fraction, file = _held_out(self.files, length=0)
-        if file is not None:
+        file = self._held_out_file(SHORTEST)
+        if file is None:
+            fraction = self._held_out_fraction
+        else:
             fraction = file.size() / sum(file.size() for file in self.files)
         return int(self.tokens * (1 - fraction))
+
+    @property
+    def only_document(self) -> File | None:
+        """The file that has nearly all of the text, if it is one document."""
+        long = self._long_documents(SHORTEST)
+        return long[0] if len(long) == 1 else None
+
+    def held_out(self, length: int) -> dict[str, object]:
+        """The key for held-out text, where rows have `length` tokens."""
+        file = self._held_out_file(length)
+        if file is None:
+            return {"validation_fraction": self._held_out_fraction}
+        return {"validation_files": [_written(file)]}
+
+    @property
+    def _held_out_fraction(self) -> float:
+        is_much = len(self.files) >= 100 or self.tokens >= MUCH
+        return 0.05 if is_much else 0.2
+
+    def _held_out_file(self, length: int) -> File | None:
+        """The smallest of several long documents; a fraction of so few may hold out none."""
+        long = self._long_documents(length)
+        return long[0] if len(long) > 1 else None
+
+    def _long_documents(self, length: int) -> list[File]:
+        """Those of a few files that are one document each and fill a row, the smallest first."""
+        if len(self.files) >= 20 or not all(map(_is_one_document, self.files)):
+            return []
+        row = 2 * length * BYTES_PER_TOKEN
+        long = [file for file in self.files if file.size() > row]
+        return sorted(long, key=File.size)
 
 
 def sample_text(
@@ -81,7 +117,7 @@ def _too_little_text(files: Sequence[File], tokens: int) -> DataError:
     if files:
         reason = _first_fault(files[0])
         fault = f" ({files[0]} {reason})" if reason else ""
-    if not all(map(is_one_document, files)):
+    if not all(map(_is_one_document, files)):
         cure += ", or with --text-column NAME the field or column that has the text"
     return DataError(
         f"--files: about {tokens:,} tokens of text in {len(files)} file(s){fault}; the smallest "
@@ -151,28 +187,12 @@ def _sample(file: TextInput) -> tuple[float, TextRecords]:
     return file.size() / len(spans), chain.from_iterable(file.batches(middle))
 
 
-def held_out_key(files: list[File], length: int) -> dict[str, object]:
-    """The key for held-out text, where rows have `length` tokens."""
-    fraction, file = _held_out(files, length)
-    if file is None:
-        return {"validation_fraction": fraction}
-    return {"validation_files": [as_written(file.path)]}
+def _written(file: File) -> str:
+    """The file as a configuration names it."""
+    if isinstance(file.path, RemoteFile):
+        return file.path.url
+    return as_written(file.path)
 
 
-def _held_out(files: list[File], length: int) -> tuple[float, File | None]:
-    """The fraction of documents to hold out, or a file of a few that are one document each.
-
-    A fraction of those may hold out none.
-    """
-    few = len(files) < 20 and all(map(is_one_document, files))
-    if len(files) < 2 or not few:
-        return 0.05 if len(files) >= 100 else 0.2, None
-    by_size = sorted(files, key=lambda file: file.size())
-    long_enough = [
-        file for file in by_size if file.size() > 2 * length * BYTES_PER_TOKEN
-    ]
-    return 0.0, (long_enough or by_size[-1:])[0]
-
-
-def is_one_document(file: File) -> bool:
+def _is_one_document(file: File) -> bool:
     return format_read(file.path, file.format).is_document

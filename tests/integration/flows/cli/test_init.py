@@ -18,7 +18,11 @@ from infini_llama.flows.cli.model_size import (
     TOKENS_PER_PARAMETER,
     Overrides,
 )
-from infini_llama.flows.cli.text_sample import BYTES_PER_TOKEN, sampled_tokens
+from infini_llama.flows.cli.text_sample import (
+    BYTES_PER_TOKEN,
+    sample_text,
+    sampled_tokens,
+)
 from infini_llama.model.config import parameters
 from infini_llama.tasks.estimate.run import model_of
 from infini_llama.tasks.patch_environment.plan import plan_environment
@@ -27,6 +31,7 @@ from infini_llama.tasks.preprocess.sources.patterns import NotText
 from infini_llama.tasks.preprocess.sources.sources import source_of
 from support.hub import write_llama
 from support.machines import GIB, H100, T4, lay_out
+from support.remote import WebServer
 from support.stages import survey
 
 
@@ -256,6 +261,36 @@ def test_of_few_files_one_is_held_out(begin):
 def test_one_document_is_reported_before_building(begin):
     _, record = begin("a sentence of some words. " * 1000)
     assert "data.validation_files" in record.warning
+
+
+@pytest.mark.parametrize("beside", ["", "A short README. " * 30], ids=["empty", "short"])
+def test_nearly_all_text_is_not_held_out(begin, beside):
+    output, record = begin("a sentence of some words. " * 3000, beside)
+    assert load_config(output).data.validation_files == []
+    assert record.tokens > record.text_tokens
+    assert "data.validation_files" in record.warning
+
+
+def test_less_of_much_text_is_held_out(tmp_path, monkeypatch):
+    """The number of its files says little of how many documents it has."""
+    record = json.dumps({"text": "a sentence of some words. " * 20})
+    file = tmp_path / "one.jsonl"
+    file.write_text(f"{record}\n" * 100)
+    text = sample_text([str(file)], tmp_path, None)
+    assert text.held_out(256) == {"validation_fraction": 0.2}
+    monkeypatch.setattr(text_sample, "MUCH", text.tokens)
+    assert text.held_out(256) == {"validation_fraction": 0.05}
+
+
+def test_a_held_out_url_keeps_its_query(tmp_path):
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text("a sentence of some words. " * 1000)
+    with WebServer(folder) as server:
+        urls = [f"{server.url}/{name}.txt?part=1" for name in ("a", "b")]
+        text = sample_text(urls, tmp_path, None)
+    assert text.held_out(256) == {"validation_files": urls[:1]}
 
 
 @pytest.mark.parametrize(

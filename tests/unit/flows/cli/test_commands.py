@@ -63,11 +63,13 @@ def test_a_key_may_be_written_as_an_option():
             "tiny",
             "--data.tokenizer.vocab_size=300",
             "model.attention=infini",
+            "--train.sample_prompts=[a b, c]",
         ]
     )
     assert parsed.config == "tiny"
     assert set(parsed.overrides) == {
         "train.max_steps=5",
+        "train.sample_prompts=[a b, c]",
         "data.tokenizer.vocab_size=300",
         "model.attention=infini",
     }
