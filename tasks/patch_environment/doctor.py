@@ -87,11 +87,13 @@ def doctor(
     """
     facts = probe(home, config, machine)
     findings = assess(facts)
+    begun = None if against is None else _environment_of(against)
+    pinned = None if begun is None else begun.pinned
     plan: EnvironmentPlan | None = None
     if config is not None:
         refusals = unmet(config)
         try:
-            plan = plan_environment(config, facts).masked()
+            plan = plan_environment(config, facts, pinned).masked()
             findings += plan.findings
         except ConfigError as refused:
             refusals = list(dict.fromkeys([*refused.problems, *refusals]))
@@ -99,12 +101,15 @@ def doctor(
             finding("configuration", "refused", "error", sentence)
             for sentence in refusals
         ]
+    compared = None
+    if against is not None and begun is not None:
+        compared = _compare(against.name, begun, plan, facts)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return DoctorReport(
         findings=tuple(findings),
         plan=plan,
         patches=tuple(patch.summary() for patch in needed_patches(facts.versions)),
-        against=None if against is None else _compare(against, plan, facts),
+        against=compared,
         facts=facts,
         exit_code=_exit_code(findings[0].severity, strict),
     )
@@ -118,9 +123,7 @@ def _exit_code(worst: Severity, strict: bool) -> int:
     return 0
 
 
-def _compare(
-    run: Path, plan: EnvironmentPlan | None, facts: MachineFacts
-) -> RunDifferences:
+def _environment_of(run: Path) -> EnvironmentRecord:
     folder = RunFolder(run)
     record = folder.find(EnvironmentRecord, folder.environment)
     if record is None:
@@ -128,8 +131,15 @@ def _compare(
             f"{run} has no environment.json to compare with; "
             "give the folder of a run that was started."
         )
-    changes = differences(record.pinned, record.facts, plan, facts)
+    return record
+
+
+def _compare(
+    run: str,
+    begun: EnvironmentRecord,
+    plan: EnvironmentPlan | None,
+    facts: MachineFacts,
+) -> RunDifferences:
+    changes = differences(begun.pinned, begun.facts, plan, facts)
     worst = changes[0].exactness if changes else "kept"
-    return RunDifferences(
-        run=run.name, resume=RESUME[worst], differences=tuple(changes)
-    )
+    return RunDifferences(run=run, resume=RESUME[worst], differences=tuple(changes))

@@ -113,6 +113,12 @@ def _unused_gpus(
     # With any micro-batch: what each of them takes at once is chosen after the number of workers.
     batch = config.train.global_batch_size
     share = config.train.least_micro_batch * free * plan.nnodes // group
+    if batch % share == 0:
+        sentence += (
+            f" The run keeps {plan.nproc_per_node} worker(s); "
+            f"set environment.nproc_per_node={free} to use all of them."
+        )
+        return finding("workers", plan.nproc_per_node, "note", sentence)
     below = batch // share * share
     sizes = [str(size) for size in (below, below + share) if size]
     sentence += (

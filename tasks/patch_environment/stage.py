@@ -85,9 +85,7 @@ def patch_environment(
     else:
         facts_then = before.facts if before else facts
         _log_differences(earlier, facts_then, plan, facts)
-        # What this machine does not support stays pinned: the run returns to it on a machine that
-        # does.
-        pinned = PinnedSettings.model_validate(earlier.to_json() | explicit(config))
+        pinned = _pinned_again(earlier, config, plan)
     _refuse_errors(plan)
     for finding in [*assess(facts), *plan.findings]:
         if finding.severity in ("warning", "error"):
@@ -103,6 +101,22 @@ def patch_environment(
     )
     _log_plan(plan)
     return PlannedEnvironment(plan=plan, record=record)
+
+
+def _pinned_again(
+    earlier: PinnedSettings, config: PipelineConfig, plan: EnvironmentPlan
+) -> PinnedSettings:
+    """The settings that the run keeps from now on: the earlier ones, and what was requested since.
+
+    What this machine does not support stays pinned: the run returns to it on a machine that does.
+    """
+    requested = explicit(config)
+    if requested.get("device", earlier.device) != earlier.device:
+        return plan.pinned()
+    workers = requested.get("nproc_per_node", earlier.nproc_per_node)
+    if workers != earlier.nproc_per_node:
+        requested["threads"] = plan.threads
+    return PinnedSettings.model_validate(earlier.to_json() | requested)
 
 
 def _refuse_errors(plan: EnvironmentPlan) -> None:

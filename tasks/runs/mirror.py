@@ -37,7 +37,7 @@ from infini_llama.tasks.records.dataset import (
 from infini_llama.tasks.records.manifest import AnyManifest
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.checkpoints import KIND, Checkpoint
-from infini_llama.tasks.runs.run_folder import RUN_ID, RunFolder
+from infini_llama.tasks.runs.run_folder import RUN_ID, RunFolder, attempt_folders
 from infini_llama.tasks.runs.start_records import start_records
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
@@ -101,6 +101,14 @@ class Mirror:
             of: where it has been moved to since.
         """
         return self.read(path / MANIFEST) == ((of or path) / MANIFEST).read_bytes()
+
+    def has_content(self, path: Path, kind: str) -> bool:
+        """As `has`, also where another machine has made the same content at another time."""
+        if not self.is_whole(path):
+            return False
+        with suppress(Damaged):
+            return self.manifest(path, kind).digest == read_manifest(path, kind).digest
+        return False
 
     def keep(self, path: Path, kind: str) -> int:
         """Copy the artifact at `path`, manifest last; return its bytes.
@@ -269,10 +277,10 @@ def restore_run(config: PipelineConfig) -> None:
         PipelineError: see `_asked`.
     """
     run = RunFolder.of(config.runtime)
-    if config.storage.mirror is None or run.lineage.exists():
+    if config.storage.mirror is None or _is_here(run):
         return
     with Lock(run.lock, wait=FOREVER), _asked(config, config.storage.mirror):
-        if run.lineage.exists():  # another command has fetched it, and may train by now
+        if _is_here(run):  # another command has fetched it, and may train by now
             return
         mirror = Mirror(config.storage.mirror, config.runtime.home.resolve())
         for path in reversed(mirror.kept(run.checkpoints)):
@@ -281,6 +289,11 @@ def restore_run(config: PipelineConfig) -> None:
                 for record in run.records:
                     mirror.restore_file(record)
                 return
+
+
+def _is_here(run: RunFolder) -> bool:
+    """Whether the run has begun on this machine, also where its lineage is lost."""
+    return run.lineage.exists() or bool(attempt_folders(run))
 
 
 def restore_start(config: PipelineConfig, file: Path) -> None:
@@ -358,6 +371,13 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     home = config.runtime.home.resolve()
     over = threading.Event()
     of_dataset = _of_dataset(home / reference.path, reference.row_tables)
+    if not (home / reference.path).is_relative_to(home):
+        log.warning(
+            "the dataset %s is not below runtime.home=%s, and is not copied to storage.mirror",
+            reference.path,
+            home,
+        )
+        of_dataset = []
     run = RunFolder.of(config.runtime)
     copying = _Copying(url, home, run, config.train, of_dataset)
 
@@ -530,6 +550,8 @@ def _keep(mirror: Mirror, run: RunFolder, path: Path, kind: str) -> None:
         return
     if kind == KIND:
         _records(mirror, run)
+    elif mirror.has_content(path, kind):
+        return
     try:
         sent = mirror.keep(path, kind)
     except (Damaged, FileNotFoundError):

@@ -263,7 +263,9 @@ def test_one_document_is_reported_before_building(begin):
     assert "data.validation_files" in record.warning
 
 
-@pytest.mark.parametrize("beside", ["", "A short README. " * 30], ids=["empty", "short"])
+@pytest.mark.parametrize(
+    "beside", ["", "A short README. " * 30], ids=["empty", "short"]
+)
 def test_nearly_all_text_is_not_held_out(begin, beside):
     output, record = begin("a sentence of some words. " * 3000, beside)
     assert load_config(output).data.validation_files == []

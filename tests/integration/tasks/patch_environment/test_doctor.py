@@ -50,8 +50,9 @@ def test_a_comparison_reports_changes_and_their_effect_on_resume(tmp_path):
     before = lay_out(tmp_path / "before")
     begun(settings(), home, "first", machine=before)
 
-    def since(machine, **changed):
-        return doctor(settings(**changed), home, home / "runs/first", machine).against
+    def since(machine, **environment):
+        config = settings(environment)
+        return doctor(config, home, home / "runs/first", machine).against
 
     same = since(before)
     assert same.to_json() == {
@@ -64,15 +65,22 @@ def test_a_comparison_reports_changes_and_their_effect_on_resume(tmp_path):
         {"proc/cpuinfo": "model name: Epyc\nflags: fpu avx512_bf16\n"},
     )
     assert since(other).resume == "may no longer be bitwise the same"
-    fewer = since(
-        lay_out(tmp_path / "fewer", {"proc/self/status": "Cpus_allowed_list: 0-3\n"})
+    fewer = lay_out(
+        tmp_path / "fewer", {"proc/self/status": "Cpus_allowed_list: 0-3\n"}
     )
-    assert fewer.resume == "is no longer bitwise the same"
-    changes = {
-        change.name: (change.then, change.now, change.exactness)
-        for change in fewer.differences
-    }
-    assert changes == {"threads": (8, 4, "lost"), "cores": (8, 4, "kept")}
+
+    def changes(compared):
+        return {
+            change.name: (change.then, change.now, change.exactness)
+            for change in compared.differences
+        }
+
+    kept = since(fewer)
+    assert kept.resume == "stays bitwise the same", "as the resumed run's plan"
+    assert changes(kept) == {"cores": (8, 4, "kept")}
+    lost = since(fewer, threads=4)
+    assert lost.resume == "is no longer bitwise the same"
+    assert changes(lost) == {"threads": (8, 4, "lost"), "cores": (8, 4, "kept")}
 
 
 def test_a_comparison_with_something_else_than_a_run_is_refused(tmp_path):

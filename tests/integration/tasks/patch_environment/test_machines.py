@@ -19,6 +19,7 @@ from infini_llama.tasks.records.plan import Finding
 from support.machines import (
     GIB,
     H100,
+    begun,
     in_home,
     lay_out,
     reason_of,
@@ -241,3 +242,19 @@ def test_an_installed_flash_attn_is_imported_without_a_gpu(tmp_path):
         Machine(root=tmp_path, environ=dict(os.environ) | {"PYTHONPATH": paths})
     )
     assert not found.gpus and "CUDA 11.0" in (found.flash_attention or "")
+
+
+@pytest.mark.parametrize(
+    "requested", [{"device": "cuda"}, {"device": "cpu"}, {"nproc_per_node": 2}]
+)
+def test_the_same_command_again_has_the_plan_that_it_had(tmp_path, requested):
+    with_gpus = requested != {"nproc_per_node": 2}
+    machine = lay_out(tmp_path / "machine", gpus=[H100] * 4 if with_gpus else [])
+    other = "cpu" if requested == {"device": "cuda"} else "auto"
+    begun(settings({"device": other}), tmp_path, "run", machine=machine)
+    first, second = (
+        begun(settings(requested), tmp_path, "run", machine=machine).pinned()
+        for _ in range(2)
+    )
+    assert second == first
+    assert first.threads * first.nproc_per_node <= 8

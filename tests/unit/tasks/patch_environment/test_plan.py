@@ -485,6 +485,13 @@ def test_gpus_that_cannot_share_the_batch_stay_unused_and_that_is_said(laptop):
         settings({"nproc_per_node": 2}), with_gpus(laptop, [H100] * 3)
     )
     assert findings(fewer)["workers"].severity == "note", "as it was requested"
+    kept = plan_environment(
+        settings(train={"global_batch_size": 12, "micro_batch_size": 2}),
+        with_gpus(laptop, [H100] * 3),
+        fewer.pinned(),
+    )
+    assert kept.nproc_per_node == 2
+    assert findings(kept)["workers"].severity == "note", "3 can divide the batch"
 
 
 def test_a_gpu_without_others_to_share_sequences_with_is_not_for_want_of_batch(laptop):

@@ -1,5 +1,6 @@
 """Copies beyond this machine: whole or not there, on filesystems with and without folders."""
 
+import json
 import logging
 import shutil
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.configs.loading import parse_config
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.tasks.preprocess.stage import Preparation
 from infini_llama.tasks.records.dataset import DatasetRef
@@ -315,6 +317,48 @@ def steps_kept(url: str, run: Path) -> list[int]:
         checkpoints.step_of(path)
         for path in Mirror(url, run.parents[1]).kept(run / "checkpoints")
     ]
+
+
+def test_a_run_whose_lineage_is_lost_keeps_what_it_has(url, home, reference, run):
+    wanted = settings(home, url)
+    checkpoint(run, 10)
+    for record in RunFolder(run).records:
+        record.write_text("old")
+    copy_all(wanted, reference)
+    (run / "logs" / "attempt-01").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("new")
+    (run / "lineage.json").unlink()
+    restore_run(wanted)
+    assert (run / "metrics.jsonl").read_text() == "new"
+
+
+def test_a_dataset_of_two_machines_is_copied_once(
+    url, home, tmp_path, built, reference, caplog
+):
+    """It has the same content, and another time at which it was made."""
+    caplog.set_level(logging.INFO)
+    other = shutil.copytree(home, tmp_path / "other", symlinks=True)
+    manifest = other / reference.path / MANIFEST
+    written = json.loads(manifest.read_text())
+    written["created"] = "2020-01-01T00:00:00+00:00"
+    del written["self_checksum"]
+    written["self_checksum"] = artifacts.checksum_of(written)
+    manifest.write_text(json.dumps(written))
+    for place in (home, other, home):
+        copy_all(settings(place, url), reference)
+    copied = [line for line in caplog.messages if f"{reference.path[9:]} was" in line]
+    assert len(copied) == 1
+
+
+def test_a_dataset_elsewhere_is_left_out_with_a_warning(
+    url, home, tmp_path, built, reference, run, caplog
+):
+    elsewhere = shutil.move(home / reference.path, tmp_path / "elsewhere")
+    checkpoint(run, 10)
+    copy_all(settings(home, url), changed(reference, path=str(elsewhere)))
+    assert steps_kept(url, run) == [10]
+    (warning,) = [line for line in caplog.records if line.levelno == logging.WARNING]
+    assert str(elsewhere) in warning.getMessage()
 
 
 def test_another_machines_newer_checkpoint_is_kept_until_overtaken(
