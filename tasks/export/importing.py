@@ -12,6 +12,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
@@ -78,7 +79,7 @@ def folder_of(model: str, revision: str | None) -> Path:
         raise ConfigError(
             f"{model} has no revision {revision}; name a branch, tag or commit of it."
         ) from None
-    except RepositoryNotFoundError:
+    except (RepositoryNotFoundError, HFValidationError):
         raise ConfigError(
             f"{model} is neither a folder here nor a model of the Hub that this account sees; "
             "correct the name, or set HF_TOKEN."
@@ -135,7 +136,8 @@ def write_configuration(
         attention: what takes the place of the folder's attention, None: nothing does.
         segment_length: of Infini-attention; None: the folder's, or a quarter of a row.
         heads: which of them get a memory; None, or if none retrieves: all.
-        attend_previous_segment: let segments see the one before; else they do as in the folder.
+        attend_previous_segment: let segments see the one before; else they do as in the folder,
+            unless its attention is replaced.
 
     Raises:
         ConfigError: `segment_length` or `attend_previous_segment` is given for a model without
@@ -224,10 +226,13 @@ def architecture_of(
         chosen: of the folder.
     """
     if attention is not None and attention != chosen.attention:
+        of_folder = chosen.segment_length
+        if chosen.attention == "softmax":
+            of_folder = max(1, longest_row(chosen) // SEGMENTS)
         chosen = replace(
             chosen,
             attention=attention,
-            segment_length=max(1, longest_row(chosen) // SEGMENTS),
+            segment_length=of_folder,
             memory_layers=None,
             memory_maps=attention == "infini",
             attend_previous_segment=False,

@@ -26,7 +26,7 @@ EXPORTS = (
 )
 LLAMA_CPP = {
     "convert_hf_to_gguf.py": "def main(): pass\n",
-    "conversion/base.py": "class TextModel: pass\n",
+    "conversion/base.py": "class TextModel: get_vocab_base_pre = None\n",
 }
 
 

@@ -39,6 +39,11 @@ def test_a_refusal_of_the_hub_is_one_sentence(cache, monkeypatch, status, code, 
     assert "\n" not in str(raised.value)
 
 
+def test_a_name_that_the_hub_does_not_take_is_a_folder_that_is_missing():
+    with pytest.raises(ConfigError, match="neither a folder"):
+        folder_of("models/Llama--135M", None)
+
+
 def test_a_model_in_the_cache_needs_no_network(cache, monkeypatch):
     place = cache / "models--someone--model"
     (place / "snapshots" / COMMIT).mkdir(parents=True)

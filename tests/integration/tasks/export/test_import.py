@@ -194,6 +194,13 @@ def test_import_writes_that_segments_see_the_one_before(theirs, export_of, tmp_p
         )
 
 
+def test_a_memory_is_added_to_the_segments_of_the_folder(export_of, tmp_path):
+    out, _ = export_of(attention="local", segment_length=8)
+    write_configuration(open_model(out), tmp_path / "start.yaml", "infini")
+    model = load_config(tmp_path / "start.yaml").model
+    assert (model.attention, model.segment_length) == ("infini", 8)
+
+
 def test_weights_learned_in_hard_segments_are_read_with_the_segment_before(
     export_of, dataset
 ):
