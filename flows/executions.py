@@ -26,7 +26,7 @@ from prefect.states import Cancelled, Crashed
 from infini_llama.flows.workarounds.suspension import confirm
 from infini_llama.tasks.records.record import Record
 from infini_llama.tasks.runs.lost_requests import stop_requested
-from infini_llama.tasks.storage.locks import Lock, running_kernel
+from infini_llama.tasks.storage.locks import Busy, Lock, running_kernel
 from infini_llama.tasks.train.task import lasting_suspension
 
 # Environment variable with the folder of `folder_of`. `serve` sets it for its workers and their
@@ -113,8 +113,20 @@ def hold(run: str, folder: Path) -> None:
     file = folder / run
     registered = file.read_bytes() if file.exists() else b""
     # The lock is never released here: Prefect reports the end after the flow function returns.
-    _locked_runs[run] = Lock(file, wait=ENDING).__enter__()
+    _locked_runs[run] = _locked(file)
     file.write_bytes(registered)  # in place of the lock's own record
+
+
+def _locked(file: Path) -> Lock:
+    """The lock of a file that its holder may remove when it ends."""
+    while True:
+        lock = Lock(file, wait=ENDING).__enter__()
+        try:
+            lock.check()
+        except Busy:
+            lock.__exit__()
+        else:
+            return lock
 
 
 @contextlib.contextmanager

@@ -18,7 +18,9 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
+from prefect.workers.process import ProcessWorker
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.flows.deployments import Deployment, deploy
 from infini_llama.flows.executions import FOLDER, folder_of
 from infini_llama.flows.lost_runs import LostRuns, correct_states, flow_processes
@@ -47,11 +49,12 @@ def serve(
     processes and continue.
 
     Args:
-        limit: maximum number of runs at the same time.
+        limit: maximum number of runs of a work pool at the same time.
         gpus: as in `deploy`.
         server: started by this process; it is restarted if it ends.
 
     Raises:
+        ConfigError: a work pool starts no processes.
         PipelineError: the server ended and does not come up again.
     """
     # A shell ignores the signal for commands in its background. The worker stops by it.
@@ -63,6 +66,8 @@ def serve(
     deployed = deploy(deployments, gpus)
     for name in deployed["deployments"]:
         log.info("deployed %s", name)
+    for pool in deployed["work_pools"]:
+        _require_processes(pool)
     worker_log = home / "prefect" / "worker.log"
     worker_log.parent.mkdir(parents=True, exist_ok=True)
     # In the environment of the workers and their runs.
@@ -74,7 +79,7 @@ def serve(
                 if pool not in workers or workers[pool].poll() is not None:
                     workers[pool] = _start_worker(pool, limit, worker_log, mark)
             log.info(
-                "ready; %d run(s) at a time; the worker's log is %s; "
+                "ready; %d run(s) of a work pool at a time; the worker's log is %s; "
                 "press Ctrl-C to stop everything",
                 limit,
                 worker_log,
@@ -105,6 +110,17 @@ def _watch(
             check_at = time.monotonic() + CHECK_SECONDS
             correct_states(lost)
         time.sleep(0.5)
+
+
+def _require_processes(pool: str) -> None:
+    """Refuse a pool whose worker is another program, such as that of Kubernetes."""
+    with get_client(sync_client=True) as client:
+        kind = client.read_work_pool(pool).type
+    if kind != ProcessWorker.type:
+        raise ConfigError(
+            f"the work pool {pool} is of type {kind}, and serve starts processes; start its worker "
+            f"with 'prefect worker start --pool {pool}', or name another deployment.work_pool."
+        )
 
 
 def _start_worker(

@@ -152,11 +152,8 @@ RUN = argument("run", "RUN", "name or path of a run")
 CHECKPOINT = option(
     "--checkpoint NAME", "latest, best, or the name of a checkpoint", default="latest"
 )
-DEPLOYED, OPTIONAL_DEPLOYED = (
-    argument(
-        "configs", "CONFIG", "YAML or JSON file; one deployment per file", nargs=nargs
-    )
-    for nargs in "+*"
+DEPLOYED = argument(
+    "configs", "CONFIG", "YAML or JSON file; one deployment per file", nargs="*"
 )
 GPUS = option("--gpus N", "GPU limit for all runs together", type=POSITIVE)
 ATTENTIONS = ["softmax", "infini"]
@@ -452,13 +449,16 @@ COMMANDS = {
         ),
         option("--port PORT", "port of the server and UI", type=POSITIVE, default=4200),
         option(
-            "--limit N", "maximum number of concurrent runs", type=POSITIVE, default=1
+            "--limit N",
+            "maximum number of concurrent runs of a work pool",
+            type=POSITIVE,
+            default=1,
         ),
     ),
     "deploy": command(
         "create or update deployments on the server PREFECT_API_URL",
         "serve.deploy",
-        OPTIONAL_DEPLOYED,
+        DEPLOYED,
         GPUS,
     ),
     "doctor": command(

@@ -29,6 +29,7 @@ from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from websockets.exceptions import WebSocketException
 
+from infini_llama.configs.errors import PipelineError
 from infini_llama.flows.executions import FOLDER, register
 from infini_llama.flows.lost_runs import forget_if_reported
 from infini_llama.flows.workarounds.connection import adapt_clients
@@ -77,6 +78,21 @@ with warnings.catch_warnings(action="ignore"):
                 folder = Path(os.environ[FOLDER])
                 await to_thread.run_sync(forget_if_reported, flow_run.id, folder)
             return result
+
+        async def teardown(self, *exc_info: Any) -> None:
+            """End the worker.
+
+            Leaving its context kills the processes of its runs. So a worker that gives up, since
+            its server was away for long or refuses it, ends at once, and they go on.
+
+            Needed with Prefect 3.9.1. Upstream: no issue is known. Test:
+            `test_a_worker_that_gives_up_kills_the_processes_of_its_runs`.
+            """
+            fault = exc_info[1] if exc_info else None
+            if isinstance(fault, Exception):
+                self._logger.error("The worker ends, its runs go on.", exc_info=fault)
+                os._exit(PipelineError.exit_code)
+            await super().teardown(*exc_info)
 
         async def _propose_pending_state(self, flow_run: FlowRun) -> bool:
             self.ended.discard(flow_run.id)

@@ -13,7 +13,7 @@ import yaml
 from infini_llama.configs.errors import ENDINGS, ExitCode
 from infini_llama.configs.loading import parse_config
 from infini_llama.configs.schema import RuntimeConfig
-from infini_llama.flows.settings import LEASES, SERVER, WORKER
+from infini_llama.flows.settings import LEASES, SERVER
 from infini_llama.tasks.train.stopping import COMMAND_END_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -112,12 +112,16 @@ def test_every_long_running_service_has_a_health_check():
         for name, service in COMPOSE["services"].items()
         if "healthcheck" not in service
     }
-    # Which listens nowhere; it ends where it cannot go on, and is restarted.
-    assert without == {"services"}
+    # Which listen nowhere; they end where they cannot go on, and are restarted.
+    assert without == {"services", "worker", "worker-gpu"}
 
 
-def test_a_worker_may_take_longer_to_stop_than_its_runs():
-    allowed = RuntimeConfig().grace_period + COMMAND_END_SECONDS
+def test_a_worker_may_take_as_long_to_stop_as_it_gives_its_runs():
+    from infini_llama.flows.serving import STOP_SECONDS
+
+    # They are cancelled, and what is then left is stopped.
+    allowed = 2 * STOP_SECONDS
+    assert RuntimeConfig().grace_period + COMMAND_END_SECONDS < STOP_SECONDS
     assert (
         int(COMPOSE["services"]["worker"]["stop_grace_period"].removesuffix("s"))
         > allowed
@@ -132,41 +136,27 @@ def test_a_worker_may_take_longer_to_stop_than_its_runs():
     assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > allowed
 
 
-def variables_of(path: Path, kind: str) -> dict[str, str]:
-    """Environment variables of the servers or workers of one file in deploy/."""
+def variables_of(path: Path) -> dict[str, str]:
+    """Environment variables of the servers of one file in deploy/."""
     if path.suffix == ".service":
         return dict(re.findall(r"^Environment=([A-Z_]+)=(.*)$", path.read_text(), re.M))
     if path.name == "compose.yaml":
-        return COMPOSE["services"][kind]["environment"]
-    if kind == "server":
-        (settings,) = [
-            document["data"]
-            for document in documents(path.read_text())
-            if document["kind"] == "ConfigMap"
-        ]
-        return settings
-    (worker,) = [
-        document
+        return COMPOSE["services"]["server"]["environment"]
+    (settings,) = [
+        document["data"]
         for document in documents(path.read_text())
-        if document["kind"] == "Deployment"
+        if document["kind"] == "ConfigMap"
     ]
-    (container,) = worker["spec"]["template"]["spec"]["containers"]
-    return {
-        variable["name"]: variable["value"]
-        for variable in container["env"]
-        if "value" in variable
-    }
+    return settings
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("server", SERVER), ("worker", WORKER)])
 @pytest.mark.parametrize(
-    "folder", ["compose.yaml", "k8s/{}.yaml", "systemd/infini-llama-{}.service"]
+    "file", ["compose.yaml", "k8s/server.yaml", "systemd/infini-llama-server.service"]
 )
-def test_the_settings_of_servers_and_workers_have_one_source(folder, kind, settings):
-    variables = variables_of(DEPLOY / folder.format(kind), kind)
-    assert {name: variables.get(name) for name in settings} == settings
-    leases = variables.get("PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE")
-    assert kind == "worker" or leases in (
+def test_the_settings_of_servers_have_one_source(file):
+    variables = variables_of(DEPLOY / file)
+    assert {name: variables.get(name) for name in SERVER} == SERVER
+    assert variables["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"] in (
         *LEASES.values(),
         "prefect_redis.lease_storage",
     ), "in memory by default"
@@ -188,7 +178,7 @@ print(client.get("/").status_code, client.get("/v2/").status_code, settings["ava
     "file", ["compose.yaml", "k8s/server.yaml", "systemd/infini-llama-server.service"]
 )
 def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
-    settings = variables_of(DEPLOY / file, "server")
+    settings = variables_of(DEPLOY / file)
     if "systemd" not in file:
         (stage,) = re.findall(
             r"^FROM base AS server\n(.*?)^FROM",
@@ -219,23 +209,21 @@ def test_a_server_that_may_write_to_tmp_alone_has_its_pages(tmp_path, file):
     assert done.stdout == "200 200 ['v1', 'v2']\n", done.stdout + done.stderr
 
 
-def test_every_worker_creates_the_automation_for_silent_runs_first():
+def test_every_worker_is_one_that_lets_its_runs_save_a_checkpoint():
+    """Prefect's own kills them when it is stopped."""
     (worker,) = [
         d
         for d in documents((DEPLOY / "k8s/worker.yaml").read_text())
         if d["kind"] == "Deployment"
     ]
-    starts = [
-        COMPOSE["services"]["worker"]["command"][-1],
-        COMPOSE["services"]["worker-gpu"]["command"][-1],
+    commands = [
+        COMPOSE["services"]["worker"]["command"],
+        COMPOSE["services"]["worker-gpu"]["command"],
+        worker["spec"]["template"]["spec"]["containers"][0]["command"],
     ]
-    starts += [worker["spec"]["template"]["spec"]["containers"][0]["command"][-1]]
-    assert all(
-        command.startswith("infini-llama deploy && exec prefect worker start")
-        for command in starts
-    )
+    assert commands == [["infini-llama", "serve"]] * 3
     unit = (DEPLOY / "systemd/infini-llama-worker.service").read_text()
-    assert re.search(r"^ExecStartPre=\S+/infini-llama deploy$", unit, re.M)
+    assert re.search(r"^ExecStart=\S+/infini-llama serve$", unit, re.M)
 
 
 def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch):
@@ -245,10 +233,6 @@ def test_prefect_yaml_is_what_deploy_would_make_of_its_configuration(monkeypatch
     (file,) = yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]
     path, function = file["entrypoint"].split(":")
     assert f"def {function}(" in (ROOT / path).read_text()
-    assert (
-        f"--pool={file['work_pool']['name']}"
-        in COMPOSE["services"]["worker"]["command"][-1]
-    )
     limit = {"deployment": {"concurrency_limit": file["concurrency_limit"]["limit"]}}
     ours = Deployment(
         file["name"], parse_config(file["parameters"]["config"] | limit)

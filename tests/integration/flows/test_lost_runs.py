@@ -5,6 +5,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from unittest.mock import Mock
@@ -22,9 +24,10 @@ from prefect.states import (
     Scheduled,
 )
 
+from infini_llama.flows import executions
 from infini_llama.flows.executions import Execution, register
 from infini_llama.flows.lost_runs import LostRuns, flow_processes
-from infini_llama.tasks.storage.locks import Lock
+from infini_llama.tasks.storage.locks import Lock, lock_holder
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = count()
@@ -274,6 +277,23 @@ def test_a_run_that_is_killed_before_its_flow_function_is_marked(
     subprocess.run([sys.executable, "-c", killed], check=True)
     lost.mark(records.client, at_once=True)
     assert records.forced == {run: "Crashed"}
+
+
+def test_a_run_that_waits_for_the_process_before_it_holds_the_lock_that_others_see(
+    tmp_path, monkeypatch
+):
+    """A process that ends for a suspension removes the file."""
+    monkeypatch.setattr(executions, "_locked_runs", {})
+    file = tmp_path / "run"
+    before = Lock(file).__enter__()
+    following = threading.Thread(target=executions.hold, args=("run", tmp_path))
+    following.start()
+    time.sleep(0.3)  # it waits for the lock
+    file.unlink()
+    before.__exit__()
+    following.join()
+    assert lock_holder(file) is not None
+    executions._locked_runs["run"].__exit__()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")

@@ -11,11 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock, Mock
 from uuid import uuid4
 
+import anyio
 import httpx
 import prefect
 import psutil
@@ -35,6 +37,7 @@ from prefect.settings.models.server.concurrency import ServerConcurrencySettings
 from prefect.settings.models.server.ui import ServerUISettings
 from prefect.types._datetime import now
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.processutils import run_process
 from prefect.workers.base import BaseWorker
 from sqlalchemy import make_url
 
@@ -205,6 +208,38 @@ def reports_of_worker(is_started: bool, **run: object) -> list[str]:
 
 def test_a_worker_that_is_stopped_reports_nothing_of_its_runs():
     assert reports_of_worker(True, side_effect=asyncio.CancelledError) == []
+
+
+def test_a_worker_that_gives_up_kills_the_processes_of_its_runs(tmp_path):
+    """They are in a group of tasks that ends with it; none is asked to end before."""
+    started, asked = tmp_path / "started", tmp_path / "asked"
+    run = (
+        "import pathlib, signal, sys, time\n"
+        f"def ask(*_): pathlib.Path({str(asked)!r}).touch(); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, ask)\n"
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
+    worker = Mock(_exit_stack=contextlib.AsyncExitStack(), _scheduled_task_scopes=[])
+    worker._emit_worker_stopped_event = AsyncMock()
+    processes = []
+
+    async def give_up() -> None:
+        runs = await worker._exit_stack.enter_async_context(anyio.create_task_group())
+        command = [sys.executable, "-c", run]
+        start = partial(
+            run_process, command, task_status_handler=lambda process: process
+        )
+        processes.append(await runs.start(start))
+        while not started.exists():
+            await anyio.sleep(0.05)
+        fault = RuntimeError("Service exceeded error threshold.")
+        await BaseWorker.teardown(worker, type(fault), fault, None)
+
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(give_up())
+    assert processes[0].returncode == -signal.SIGKILL
+    assert not asked.exists()
 
 
 def test_a_worker_gives_up_a_run_when_the_server_is_gone():

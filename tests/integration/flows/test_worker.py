@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from uuid import UUID, uuid4
@@ -46,6 +48,20 @@ def test_a_lost_connection_is_logged_in_one_line(error, lines):
     text = logging.Formatter().format(record)
     assert text.startswith("it failed again") and str(error) in text
     assert ("\n" in text) == (lines > 1)
+
+
+GIVING_UP = """
+import asyncio
+from infini_llama.flows.workarounds.worker import Worker
+fault = RuntimeError("Service exceeded error threshold.")
+asyncio.run(Worker("infini-llama").teardown(RuntimeError, fault, None))
+"""
+
+
+def test_a_worker_that_gives_up_ends_without_the_end_of_its_runs(tmp_path):
+    command = [sys.executable, "-c", GIVING_UP]
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    assert subprocess.run(command, env=environment, check=False).returncode == 70
 
 
 @pytest.fixture

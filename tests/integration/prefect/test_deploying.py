@@ -1,5 +1,6 @@
 """Deploying: what does not differ is not touched, what was switched on the server stays, and late runs are executed once."""
 
+import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from infini_llama.flows.form import SHORT
+from support.laboratory import COMMAND
 
 pytestmark = pytest.mark.parametrize(
     "server", ["sqlite", "postgres"], indirect=True, scope="module"
@@ -197,3 +199,25 @@ def test_the_deployment_of_prefect_yaml_runs(server):
         ended["state"]
     )
     assert (server.home / "runs/by-prefect-yaml/summary.json").exists()
+
+
+def test_a_worker_without_a_configuration_executes_what_is_deployed(server):
+    if "serve" in server.processes:
+        server.end("serve")
+    server.ours("deploy", str(server.config))
+    server.begin("serve", COMMAND, "serve")
+    run = server.create_run(parameters={"changes": {"name": "by-another-worker"}})
+    server.wait_for(run, "COMPLETED")
+    server.end("serve", signal.SIGTERM)
+
+
+def test_serve_starts_no_processes_for_a_pool_of_another_type(server):
+    server.post("work_pools/", name="pods", type="kubernetes")
+    settings = yaml.safe_load(server.config.read_text())
+    settings["deployment"] = {"work_pool": "pods"}
+    config = server.home / "pods.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    process = server.begin("of-pods", COMMAND, "serve", str(config))
+    assert process.wait(120) == 64
+    assert "type kubernetes" in (server.home / "of-pods.log").read_text()
+    del server.processes["of-pods"]
