@@ -132,9 +132,10 @@ def export_trained(run_dir: Path) -> Path:
         DataError: checkpoint or tokenizer is damaged.
         PipelineError: no space left.
     """
-    output = RunFolder(run_dir).export
+    run = RunFolder(run_dir)
+    output = run.export
     # Of two commands, the second would delete what the first has staged.
-    with Lock(run_dir / "export.lock", wait=FOREVER):
+    with Lock(run.export_lock, wait=FOREVER):
         chosen = find_checkpoint(run_dir, "latest")
         key = read_manifest(chosen, checkpoints.KIND).digest
         if has_all_files(output, EXPORT, key):

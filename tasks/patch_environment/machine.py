@@ -115,10 +115,16 @@ def disk(home: Path, machine: Machine, run: str | None = None) -> Disk:
     """
     tried = examine(home)
     kind = _file_system(tried.folder, machine)
-    run_bytes = size_of(RunFolder(home / "runs" / run).checkpoints) if run else 0
+    written = tried.folder
+    run_bytes = 0
+    if run:
+        checkpoints = RunFolder(home / "runs" / run).checkpoints
+        # Any of these folders may be a link to another disk.
+        written = next(filter(Path.exists, (checkpoints, *checkpoints.parents)))
+        run_bytes = size_of(checkpoints)
     return Disk(
         path=str(tried.folder),
-        free=free_bytes(tried.folder, machine),
+        free=free_bytes(written, machine),
         fault=tried.fault,
         has_links=tried.has_links,
         kind=kind,

@@ -215,7 +215,9 @@ def _of_run(run: RunFolder, rules: Rules) -> Iterator[Leftover]:
     for place in (run.path, run.checkpoints):
         for path in sorted(place.glob("*")):
             if TEMPORARY.fullmatch(path.name):
-                yield Leftover(path, "temporary", run.lock)
+                of_export = path.name.startswith(f".{run.export.name}.")
+                lock = run.export_lock if of_export else run.lock
+                yield Leftover(path, "temporary", lock)
             elif DAMAGED.fullmatch(path.name):
                 yield Leftover(path, "damaged, moved aside", run.lock)
     for path in sorted((run.checkpoints / "abandoned").glob("*")):

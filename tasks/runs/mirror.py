@@ -76,6 +76,7 @@ class Mirror:
 
     def __init__(self, url: str, home: Path) -> None:
         import fsspec
+        from fsspec.implementations.local import LocalFileSystem
 
         self.home = home
         self.url = shown_url(url)
@@ -84,6 +85,7 @@ class Mirror:
         except (ValueError, ImportError) as fault:
             raise ConfigError(f"storage.mirror={self.url}: {fault}") from None
         self.files, self.root = place
+        self.is_folder = isinstance(self.files, LocalFileSystem)
         if not self.root:  # `runs` would be a bucket
             raise ConfigError(
                 f"storage.mirror={self.url} names no bucket or folder, such as s3://bucket/project."
@@ -136,7 +138,13 @@ class Mirror:
         """Copy one file."""
         place = self.place(path)
         self.files.makedirs(str(PurePosixPath(place).parent), exist_ok=True)
-        self.files.put_file(str(path), place)
+        if not self.is_folder:
+            self.files.put_file(str(path), place)
+            return
+        # Others replace an object as a whole.
+        part = temporary_name(Path(place))
+        self.files.put_file(str(path), str(part))
+        part.replace(place)
 
     def kept(self, folder: Path) -> list[Path]:
         """The artifacts that are kept whole directly below `folder`.

@@ -78,6 +78,7 @@ class RunFolder:
         self.loss_curve = path / "loss.png"
         self.report = path / "report.html"
         self.lock = path / "lock"
+        self.export_lock = path / "export.lock"
         self.lease = path / "lease"
         self.records = (
             self.config,

@@ -194,3 +194,17 @@ def test_gpus_that_are_hidden_or_absent_are_not_asked_for(tmp_path):
         gpu_probe=("-c", "raise SystemExit(1)"),
     )
     assert gpus(hidden) == nothing
+
+
+def test_free_space_is_that_of_the_disk_with_the_checkpoints(tmp_path):
+    home = tmp_path / "home"
+    (tmp_path / "large" / "run" / "checkpoints").mkdir(parents=True)
+    home.mkdir()
+    (home / "runs").symlink_to(tmp_path / "large")
+
+    def free_bytes(path: Path) -> int:
+        return 1000 if "large" in str(path.resolve()) else 1
+
+    machine = Machine(free_bytes=free_bytes)
+    assert disk(home, machine).free == 1
+    assert [disk(home, machine, run).free for run in ("run", "new")] == [1000, 1000]

@@ -87,6 +87,16 @@ def test_leftovers_of_kills_and_rollbacks_are_listed_and_removed(
     assert step_of(newest_with_damaged_moved_aside(run / "checkpoints")) == 60
 
 
+def test_an_export_that_is_being_written_is_kept(home):
+    run = RunFolder(home / "runs" / "run")
+    staged = staging(run.export)
+    with Lock(run.export_lock):
+        collect(home, ALL, yes=True)
+        assert staged.exists()
+    collect(home, ALL, yes=True)
+    assert not staged.exists()
+
+
 def test_records_of_starts_go_with_their_runs_and_names_of_no_run(home):
     (home / "starts").mkdir()
     for name in ("run", "removed", "never-began"):

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -131,6 +132,24 @@ def test_a_partial_copy_does_not_exist(url, home, monkeypatch, run):
     assert mirror.kept(path.parent) == [] and not mirror.has(path)
     shutil.rmtree(path)
     assert not mirror.restore(path, checkpoints.KIND) and not path.exists()
+
+
+def test_a_record_whose_copying_is_cut_off_keeps_its_copy(tmp_path, home):
+    record = home / "runs" / "one" / "lineage.json"
+    record.parent.mkdir(parents=True)
+    mirror = Mirror(str(tmp_path / "mirror"), home)
+    record.write_text("before")
+    mirror.keep_file(record)
+
+    def cut(source: str, to: str) -> None:
+        Path(to).write_text("cu")
+        raise OSError("no space")
+
+    mirror.files = Mock(wraps=mirror.files, put_file=cut)
+    record.write_text("after")
+    with pytest.raises(OSError, match="no space"):
+        mirror.keep_file(record)
+    assert mirror.read(record) == b"before"
 
 
 def test_a_damaged_copy_is_not_used(url, home, caplog, run):
