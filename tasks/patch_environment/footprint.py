@@ -267,7 +267,10 @@ def check_disk_space(config: PipelineConfig, disk: Disk) -> Finding | None:
     if have is None or count * each <= have:
         return None
     if have < each:
-        sentence = f"Not one fits below {disk.path}; free space, or set runtime.home to a larger disk."
+        sentence = (
+            f"Not one fits below {disk.path}; "
+            "free space, or set runtime.home to a larger disk."
+        )
         value = f"{in_bytes(have)} are free, and one checkpoint takes {in_bytes(each)}"
         return finding(name, value, "error", sentence)
     value = f"{in_bytes(have)} are free for {count} checkpoints of {in_bytes(each)}"
