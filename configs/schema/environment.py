@@ -37,13 +37,11 @@ class EnvironmentConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = inexact(
         default="auto", description="auto: GPUs if available, otherwise the CPU."
     )
-    gpus: (
-        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-        | Literal["auto"]
-    ) = free(
+    gpus: list[Annotated[int, Field(ge=0)]] | Literal["auto"] = free(
         default="auto",
         description="Indices of the GPUs to train on. auto: those that no other process uses, or "
         "all if every GPU is in use.",
+        min_length=1,
     )
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = inexact(
         default="auto",

@@ -300,8 +300,11 @@ def restore_run(config: PipelineConfig) -> None:
 
 
 def _is_here(run: RunFolder) -> bool:
-    """Whether the run has begun on this machine, also where its lineage is lost."""
-    return run.lineage.exists() or bool(attempt_folders(run))
+    """Whether the run can continue from what is on this machine, also where its lineage is lost."""
+    if run.lineage.exists():
+        return True
+    # A restore that was cut off has brought a checkpoint, and no attempt.
+    return bool(attempt_folders(run)) and bool(checkpoints.committed(run.checkpoints))
 
 
 def restore_start(config: PipelineConfig, file: Path) -> None:
@@ -351,7 +354,7 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
         words = (
             f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
         )
-        if RunFolder.of(config.runtime).lineage.exists():
+        if _is_here(RunFolder.of(config.runtime)):
             log.warning(
                 "%s; run %s continues with what is on this machine.", words, name
             )

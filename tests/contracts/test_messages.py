@@ -38,6 +38,7 @@ def folder_of_mistakes(folder: Path) -> None:
         "twice.yaml": b"train:\n  seed: 1\n  seed: 2\n",
         "tag.yaml": b"data: !!python/object/apply:os.system [ls]\n",
         "tab.yaml": b"data:\n\tfiles: []\n",
+        "escape.yaml": b'data: "\\UFFFFFFFF"\n',
         "colon.yaml": b"data: a: b\n",
         "loop.yaml": b"a: &a [*a]\n",
         "documents.yaml": b"a: 1\n---\nb: 2\n",
