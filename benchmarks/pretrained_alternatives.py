@@ -175,10 +175,13 @@ def full_decoding(model: Llama, tokens: int, most_bytes: float) -> Decoding:
     tables = rotary(
         torch.arange(tokens + 1, device=weight.device), model.config, weight.dtype
     )
-    buffers = [layers[0].self_attn.new_state(1, tokens + 1)]
+    buffers = [layers[0].self_attn.new_state(1, tokens + 1, weight.dtype)]
     size = size_in_bytes(States(tables, buffers))
     count = max(1, min(len(layers), int(most_bytes // size)))
-    buffers += [layer.self_attn.new_state(1, tokens + 1) for layer in layers[1:count]]
+    buffers += [
+        layer.self_attn.new_state(1, tokens + 1, weight.dtype)
+        for layer in layers[1:count]
+    ]
     for buffer in buffers:
         buffer.k.normal_()
         buffer.v.normal_()

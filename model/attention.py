@@ -170,25 +170,24 @@ class Attention(nn.Module):
         turn = rotary.at(state.positions(x.shape[1])).turn
         return self.merge(state.attend(turn(q), turn(k), v, lengths))
 
-    def new_state(self, batch: int, capacity: int) -> KeyValues:
-        """Empty state for `batch` rows of at most `capacity` tokens."""
-        return self.empty(KeyValues, batch, capacity)
+    def new_state(self, batch: int, capacity: int, dtype: torch.dtype) -> KeyValues:
+        """Empty state for `batch` rows of at most `capacity` tokens.
+
+        Args:
+            dtype: in which keys and values are computed.
+        """
+        return self.empty(KeyValues, batch, capacity, dtype)
 
     def empty(
         self,
         kind: Callable[[Shape, torch.dtype, torch.device], AnyState],
         batch: int,
         capacity: int,
+        dtype: torch.dtype,
     ) -> AnyState:
-        """Empty state of a kind, in the type in which keys and values are computed."""
-        weight = self.k_proj.weight
-        device = weight.device.type
-        dtype = weight.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        return kind(
-            (batch, self.kv_heads, capacity, self.head_dim), dtype, weight.device
-        )
+        """Empty state of a kind, where the layer's weights are."""
+        shape = (batch, self.kv_heads, capacity, self.head_dim)
+        return kind(shape, dtype, self.k_proj.weight.device)
 
     def softmax(
         self,

@@ -385,11 +385,10 @@ class SegmentAttention(Attention):
             state.segments[row] += completed
         return heads
 
-    def new_state(self, batch: int, capacity: int) -> SegmentState:
+    def new_state(self, batch: int, capacity: int, dtype: torch.dtype) -> SegmentState:
         """Empty state, which has room for any number of tokens, whatever `capacity` is."""
-        return self.empty(
-            partial(SegmentState, sinks=self.sinks), batch, self.segment_length
-        )
+        kind = partial(SegmentState, sinks=self.sinks)
+        return self.empty(kind, batch, self.segment_length, dtype)
 
 
 class InfiniAttention(SegmentAttention):
@@ -611,7 +610,8 @@ class InfiniAttention(SegmentAttention):
         state.segments = [segments + k.shape[1] for segments in state.segments]
         state.written = [*state.segments]
 
-    def new_state(self, batch: int, capacity: int) -> SegmentState:
+    def new_state(self, batch: int, capacity: int, dtype: torch.dtype) -> SegmentState:
         """Empty state; without a memory if that is not used."""
         kind = InfiniState if self.uses_memory else SegmentState
-        return self.empty(partial(kind, sinks=self.sinks), batch, self.segment_length)
+        with_sinks = partial(kind, sinks=self.sinks)
+        return self.empty(with_sinks, batch, self.segment_length, dtype)

@@ -100,6 +100,30 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
+def init_weight(name: str, weight: torch.Tensor, deviation: float) -> None:
+    """Initialise a weight in place.
+
+    Args:
+        name: in its module, or the model's.
+        deviation: of a matrix's values.
+
+    Raises:
+        RuntimeError: a parameter of a kind that has no rule here, which would otherwise stay
+            uninitialised.
+    """
+    kind = name.rpartition(".")[2]
+    if kind == "weight" and weight.ndim == 2:
+        weight.normal_(0.0, deviation)
+    elif kind == "weight":
+        weight.fill_(1.0)  # of a norm
+    elif kind == "matrix":
+        weight.copy_(torch.eye(weight.shape[-1], device=weight.device))
+    elif kind in ("gate", "shift"):
+        weight.zero_()
+    else:
+        raise RuntimeError(f"parameter {name} has no rule for its initial value")
+
+
 class Llama(nn.Module):
     """A causal language model.
 
@@ -156,22 +180,11 @@ class Llama(nn.Module):
         """
         self.tie_weights()
         for name, parameter in self.named_parameters():
-            if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
-            elif name.endswith(".gate"):
-                parameter.zero_()
-            elif name.endswith(".weight") and parameter.ndim == 2:
-                used = self.config.vocab_size if name in BY_TOKEN else len(parameter)
-                parameter[used:] = 0.0
-                parameter[:used].normal_(0.0, self.config.initializer_range)
-            elif name.endswith(".matrix"):
-                parameter.copy_(torch.eye(parameter.shape[-1], device=parameter.device))
-            elif name.endswith(".shift"):
-                parameter.zero_()
-            else:
-                raise RuntimeError(
-                    f"parameter {name} has no rule for its initial value"
-                )
+            drawn = parameter
+            if name in BY_TOKEN:
+                parameter[self.config.vocab_size :] = 0.0
+                drawn = parameter[: self.config.vocab_size]
+            init_weight(name, drawn, self.config.initializer_range)
 
     def freeze(self, frozen: FrozenLayers) -> None:
         """Leave weights as they are, without gradients.
@@ -373,9 +386,20 @@ class Llama(nn.Module):
         return States(
             rotary=self._tables(capacity),
             layers=[
-                layer.self_attn.new_state(batch, capacity) for layer in self._layers()
+                layer.self_attn.new_state(batch, capacity, self._computed_in())
+                for layer in self._layers()
             ],
         )
+
+    def _computed_in(self) -> torch.dtype:
+        """The type of keys and values.
+
+        Other programs may have replaced a layer's weights by integers; they leave the embedding.
+        """
+        weight = self.model.embed_tokens.weight
+        if torch.is_autocast_enabled(weight.device.type):
+            return torch.get_autocast_dtype(weight.device.type)
+        return weight.dtype
 
     def with_room(self, states: States, length: int) -> States:
         """The states with room for `length` more tokens.

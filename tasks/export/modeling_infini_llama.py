@@ -26,7 +26,7 @@ from transformers.modeling_outputs import (
 
 from infini_llama.model.config import HF_FIELDS, LlamaConfig
 from infini_llama.model.layout import PADDING
-from infini_llama.model.llama import Llama, States
+from infini_llama.model.llama import Llama, States, init_weight
 
 # Name of the cache among the inputs and outputs of a model: transformers 5.24 renamed
 # `past_key_values`.
@@ -145,8 +145,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         object.__setattr__(self, "_llama", llama)
         self.post_init()
 
+    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Llama has initialised itself."""
+        """Initialise a module's own weights: those of a folder that lacks them."""
+        for name, weight in module.named_parameters(recurse=False):
+            init_weight(name, weight, self._llama.config.initializer_range)
 
     def _set_gradient_checkpointing(
         self,

@@ -170,6 +170,33 @@ def test_a_text_read_in_pieces_is_read_as_a_whole(kind):
     assert relative(torch.cat(pieces, dim=1), model.hidden(ids)) < 1e-5
 
 
+class Integers(torch.nn.Module):
+    """A linear layer whose weight is kept in 8 bits, as other programs put in its place."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = linear.weight.abs().max() / 127
+        rounded = (linear.weight / self.scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(rounded, requires_grad=False)
+
+    def forward(self, x):
+        return x @ (self.weight.to(x.dtype) * self.scale).T
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.inference_mode()
+def test_layers_of_integers_continue_a_text(kind):
+    model = model_of(**MODELS[kind])
+    for layer in model.model.layers:
+        for name, part in [*layer.self_attn.named_children()]:
+            if isinstance(part, torch.nn.Linear):
+                setattr(layer.self_attn, name, Integers(part))
+    ids = torch.randint(0, 97, (2, 4 * N))
+    states = model.new_states(2, capacity=4 * N)
+    pieces = [model.read(piece, states) for piece in ids.split(N + 3, dim=1)]
+    assert relative(torch.cat(pieces, dim=1), model.hidden(ids)) < 1e-5
+
+
 @torch.inference_mode()
 def test_unreadable_input_is_refused():
     softmax, infini = model_of("softmax"), model_of("infini")

@@ -41,6 +41,32 @@ def test_a_resized_vocabulary_is_saved_and_loaded(folder, tmp_path):
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+def test_weights_that_a_folder_lacks_are_initialised(export_of):
+    folder = export_of(attention="infini", memory_maps=True)[0]
+    plain = opened(folder)
+    more = opened(folder, num_hidden_layers=3)
+    kept = plain.state_dict()
+    for name, weight in more.state_dict().items():
+        if name in kept:
+            assert torch.equal(weight, kept[name]), name
+    last = more.model.layers[2]
+    deviation = plain._llama.config.initializer_range
+    assert last.mlp.up_proj.weight.std().item() == pytest.approx(deviation, rel=0.2)
+    assert (last.input_layernorm.weight == 1).all()
+    assert (last.self_attn.gate == 0).all()
+    identity = torch.eye(last.self_attn.memory_k.matrix.shape[-1])
+    assert (last.self_attn.memory_k.matrix == identity).all()
+
+
+def test_rows_of_a_vocabulary_that_grows_are_drawn(folder):
+    model = opened(folder)
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 30, mean_resizing=False)
+    rows = model.get_input_embeddings().weight[size:]
+    deviation = model._llama.config.initializer_range
+    assert rows.std().item() == pytest.approx(deviation, rel=0.2)
+
+
 def test_settings_given_on_loading_are_applied(folder):
     assert opened(folder, attention_dropout=0.5)._llama.config.attention_dropout == 0.5
     config = AutoConfig.from_pretrained(
