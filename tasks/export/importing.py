@@ -89,11 +89,14 @@ def folder_of(model: str, revision: str | None) -> Path:
         LocalEntryNotFoundError,
         HfHubHTTPError,
         OSError,
+        # Of a proxy that the Hub's client cannot use.
+        ImportError,
+        ValueError,
     ) as error:
         why = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"{about} cannot be downloaded and is not complete in the local cache ({why}); "
-            "check the network and HF_HUB_OFFLINE, or name a folder."
+            "check the network, its proxy and HF_HUB_OFFLINE, or name a folder."
         ) from None
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.tasks.export import importing as hub
@@ -37,6 +37,16 @@ def test_a_refusal_of_the_hub_is_one_sentence(cache, monkeypatch, status, code, 
         with pytest.raises(ConfigError, match=words) as raised:
             folder_of("someone/model", "v1")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("proxy", ["ftp://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_an_unusable_proxy_is_one_sentence(cache, monkeypatch, proxy):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    close_session()  # the next client asks the environment again
+    with pytest.raises(ConfigError, match="proxy"):
+        folder_of("someone/model", None)
+    close_session()
 
 
 def test_a_name_that_the_hub_does_not_take_is_a_folder_that_is_missing():
