@@ -16,7 +16,7 @@ from infini_llama.model.config import LlamaConfig, flops_per_token
 from infini_llama.model.hf import config_to_hf
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.records.plan import EnvironmentPlan
-from infini_llama.tasks.train.worker.callbacks.step_metrics import peak_flops
+from infini_llama.tasks.train.worker.callbacks.peak_flops import peak_flops
 from infini_llama.tasks.train.worker.data.loader import Batch, GlobalBatch
 from infini_llama.tasks.train.worker.strategies.compiling import Compiled
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks

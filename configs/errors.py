@@ -40,7 +40,7 @@ def shown_path(path: object) -> str:
     return escaped(portable(str(path)))
 
 
-def words_of(fault: BaseException, url: str) -> str:
+def url_error_message(fault: BaseException, url: str) -> str:
     """The kind and the words of an error about a URL, for messages.
 
     They are one short line, with the URL as `shown_url` has it.
@@ -151,7 +151,7 @@ class PipelineError(Exception):
     exit_code: int = ExitCode.UNEXPECTED
 
 
-def in_words(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """The sentence of an error of this program; of another one its kind, too."""
     if isinstance(error, PipelineError):
         return str(error)

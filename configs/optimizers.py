@@ -18,7 +18,7 @@ MOMENTUM = 0.95  # of sgd and muon
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateRule:
     """A class of optimizers, and what it is given beside parameters and learning rate.
 
     Attributes:
@@ -43,8 +43,8 @@ class Optimizer(Choice):
         deepspeed: its name in a DeepSpeed JSON file; "" where DeepSpeed cannot use it.
     """
 
-    update: Update
-    matrices: Update | None = None
+    update: UpdateRule
+    matrices: UpdateRule | None = None
     deepspeed: str = ""
 
 
@@ -56,7 +56,7 @@ def _adam(train: TrainingConfig) -> dict[str, Any]:
     }
 
 
-ADAMW = Update("torch.optim:AdamW", ("exp_avg", "exp_avg_sq"), _adam)
+ADAMW = UpdateRule("torch.optim:AdamW", ("exp_avg", "exp_avg_sq"), _adam)
 OPTIMIZERS = {
     "adamw": Optimizer(
         description="Adam with decoupled weight decay.",
@@ -65,12 +65,12 @@ OPTIMIZERS = {
     ),
     "adam": Optimizer(
         description="weight decay is added to the gradient.",
-        update=Update("torch.optim:Adam", ("exp_avg", "exp_avg_sq"), _adam),
+        update=UpdateRule("torch.optim:Adam", ("exp_avg", "exp_avg_sq"), _adam),
         deepspeed="Adam",
     ),
     "sgd": Optimizer(
         description=f"a momentum of {MOMENTUM}; weight decay is added to the gradient.",
-        update=Update(
+        update=UpdateRule(
             "torch.optim:SGD",
             ("momentum_buffer",),
             lambda train: {"momentum": MOMENTUM, "fused": True},
@@ -82,7 +82,7 @@ OPTIMIZERS = {
         update=ADAMW,
         # Updates of the size of AdamW's, so that one learning rate serves both (Liu et al. 2025,
         # arXiv 2502.16982, section 2.2).
-        matrices=Update(
+        matrices=UpdateRule(
             "torch.optim:Muon",
             ("momentum_buffer",),
             lambda train: {"momentum": MOMENTUM, "adjust_lr_fn": "match_rms_adamw"},

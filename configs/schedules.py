@@ -15,8 +15,8 @@ from infini_llama.configs.choices import Choice
 if TYPE_CHECKING:
     from infini_llama.configs.schema import TrainingConfig
 
-EXPONENT = 2  # of the polynomial schedule
-DECAY = 0.2  # share of all steps in which wsd decays
+POLYNOMIAL_EXPONENT = 2  # of the polynomial schedule
+WSD_DECAY_SHARE = 0.2  # share of all steps in which wsd decays
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Schedule(Choice):
 
 
 def _wsd(at: Position) -> float:
-    decay_steps = max(1, round(DECAY * at.total))
+    decay_steps = max(1, round(WSD_DECAY_SHARE * at.total))
     start = max(at.warmup, at.total - decay_steps)
     decayed = min(1.0, max(0, at.step - start) / max(1, at.total - start))
     return 1 - (1 - at.low) * decayed
@@ -73,8 +73,10 @@ SCHEDULES = {
         factor=lambda at: 1.0,
     ),
     "polynomial": Schedule(
-        description=f"the remaining share of the steps to the power of {EXPONENT}.",
-        factor=lambda at: at.low + (1 - at.low) * (1 - at.progress) ** EXPONENT,
+        description=f"the remaining share of the steps to the power of {POLYNOMIAL_EXPONENT}.",
+        factor=lambda at: (
+            at.low + (1 - at.low) * (1 - at.progress) ** POLYNOMIAL_EXPONENT
+        ),
     ),
     # Vaswani et al. 2017, section 5.3.
     "inverse_sqrt": Schedule(
@@ -91,7 +93,7 @@ SCHEDULES = {
 }
 
 
-def factor(train: TrainingConfig, max_steps: int, step: int) -> float:
+def learning_rate_factor(train: TrainingConfig, max_steps: int, step: int) -> float:
     """The share of the peak rate that the step after `step` completed ones uses.
 
     Linear warm-up, then `train.lr_schedule`.

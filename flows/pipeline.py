@@ -3,7 +3,6 @@
 Both write the same files, and have the same retries of training.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.dataset_choice import choose_dataset, dataset_of_run
 from infini_llama.flows.starts import start_of_command
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.patch_environment.requirements import check_requirements
 from infini_llama.tasks.patch_environment.stage import patch_environment
 from infini_llama.tasks.preprocess.stage import Preparation
@@ -30,8 +29,6 @@ from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
 from infini_llama.tasks.train.stage import train
 from infini_llama.tasks.verify_data.checks import verify
-
-log = logging.getLogger("infini_llama.preprocess")
 
 
 @dataclass(frozen=True)

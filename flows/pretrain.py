@@ -28,13 +28,13 @@ from infini_llama.flows.starts import Start
 from infini_llama.flows.workarounds.api_logs import api_logs
 from infini_llama.flows.workarounds.flow import PipelineFlow
 from infini_llama.flows.workarounds.slot import keep_slots
-from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.patch_environment.task import patch_environment
 from infini_llama.tasks.preprocess.task import preprocess
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
-from infini_llama.tasks.report.task import closing_card
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
+from infini_llama.flows.closing_card import closing_card
 from infini_llama.tasks.runs.lost_requests import no_request_lost
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.retries import retries_for
@@ -109,7 +109,7 @@ def pretrain(
     for place, kind in (not_text or {}).items():
         config.data.leave_out(place, kind)
     name = config.runtime.name
-    page = RunPage(name, deployment.name or name)
+    page = ArtifactKeys(name, deployment.name or name)
     with (
         no_request_lost(TerminationSignal),
         api_logs(),
@@ -136,7 +136,7 @@ export = task(
 )(pipeline.export)
 
 
-def _tasks(page: RunPage) -> Stages:
+def _tasks(page: ArtifactKeys) -> Stages:
     """The stages as Prefect tasks, which write their cards on the run's page."""
 
     def train(

@@ -35,7 +35,6 @@ from infini_llama.tasks.storage.filesystem import require_folder
 REFUSALS = (401, 403)  # HTTP
 UNREACHED = "Failed to reach API"  # words of Prefect's client
 ANSWER_SECONDS = 15.0  # for a server of the user's
-log = logging.getLogger("infini_llama.prefect")
 
 
 @contextlib.contextmanager

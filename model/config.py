@@ -136,7 +136,13 @@ class LlamaConfig:
             value = getattr(self, field)
             if not is_number(value) or value <= lowest:
                 raise ValueError(f"{field}={value!r} is not a number above {lowest}")
-        for field in ("tie_word_embeddings", "memory_maps", "attend_previous_segment"):
+        for field in (
+            "tie_word_embeddings",
+            "pre_norm",
+            "qk_norm",
+            "memory_maps",
+            "attend_previous_segment",
+        ):
             value = getattr(self, field)
             if not isinstance(value, bool):
                 raise ValueError(f"{field}={value!r} is neither true nor false")

@@ -115,8 +115,7 @@ def boundaries(documents: torch.Tensor, most: int | None = None) -> torch.Tensor
     count = documents.numel()
     places = torch.arange(count, dtype=torch.int32, device=documents.device)
     ends = torch.full((size + 1,), count, dtype=torch.int32, device=documents.device)
-    # Tokens that begin nothing all write the last entry, which is the number of tokens whoever
-    # writes it.
+    # All other tokens write the last entry, and the same value, so that their order is no matter.
     target = torch.where(starts, starts.cumsum(0) - 1, size).clamp(max=size)
     return ends.scatter_(0, target, torch.where(starts, places, count))
 

@@ -1,21 +1,15 @@
 """Values, sizes, durations and results in the words that people read."""
 
-import contextlib
-import logging
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from infini_llama.configs.errors import is_panic
 from infini_llama.tasks.records.evaluation import PasskeyResult
 from infini_llama.tasks.records.manifest import RowCosts
 
 NATS_PER_BIT = math.log(2)
 # Of a card, a page or a text table: values by the words that stand beside them.
 Cells = Mapping[str, object]
-log = logging.getLogger("infini_llama.cards")
 
 
 def shown(value: object) -> str:
@@ -143,47 +137,3 @@ def side_by_side(columns: Mapping[str, Cells]) -> list[dict[str, object]]:
 def share(value: float) -> str:
     """A part of a whole, for example 81.3%."""
     return f"{value:.1%}"
-
-
-_failed = set[str]()  # what failed in this process, of what is tried again and again
-
-
-@contextlib.contextmanager
-def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator[None]:
-    """A block that is only for people, which ends no run.
-
-    An error in the block is logged as a warning, and the run continues.
-
-    Args:
-        what: the part of the run that is missing then.
-        advice: a sentence that says what to do about it.
-        repeated: the block runs repeatedly: only the first error is logged, with the traceback.
-    """
-    try:
-        yield
-    except BaseException as fault:
-        if not (isinstance(fault, Exception) or is_panic(fault)):
-            raise
-        level = logging.DEBUG if repeated and what in _failed else logging.WARNING
-        _failed.add(what)
-        failed = f"{what} failed ({type(fault).__name__}: {fault})"
-        words = f"{failed}; the run continues without. {advice}"
-        log.log(level, "%s", words.rstrip(), exc_info=repeated)
-
-
-@dataclass(frozen=True)
-class RunPage:
-    """Names of the Prefect artifacts of a run.
-
-    Attributes:
-        run: name of the run.
-        series: what runs share whose artifacts are versions of each other: the deployment, or the
-            run itself without one.
-    """
-
-    run: str
-    series: str
-
-    def key(self, kind: str) -> str:
-        """Key of an artifact: lower-case letters, digits and dashes."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{self.series}".lower()).strip("-")

@@ -68,7 +68,7 @@ def _with_policy(
 
     Args:
         is_path: it holds paths, in which environment variables are replaced.
-        read_by: the sources of text that read the key; none: it is no key of a source, or all do.
+        read_by: sources that read the key; empty: all do, or it is no key of a source.
     """
     extra: dict[str, Any] = {"resume": policy.value}
     if is_path:

@@ -22,7 +22,7 @@ from infini_llama.configs.secrets import (
 from infini_llama.flows.cli.console import Answer, summary_text
 from infini_llama.flows.naming import config_of_run, find, home_folder
 from infini_llama.flows.starts import start_of_command, with_name
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.runs.run_folder import RunFolder
 
@@ -81,7 +81,7 @@ def dry_run(config: PipelineConfig) -> Answer:
     home = config.runtime.home
     run_folder = RunFolder.of(config.runtime)
     dataset = choose_dataset(config, reads_text=False).lookup()
-    workers: Choice | None = None
+    workers: Decision | None = None
     if dataset is None:
         workers = Corpus(config.data, home).choose_workers().choice
     reader = None if run_folder.read_lineage() is None else RunReader(run_folder.path)

@@ -4,7 +4,9 @@ import subprocess
 
 from infini_llama.configs.reading import changed
 from infini_llama.tasks.machine import Machine
-from infini_llama.tasks.patch_environment.patches import explain
+from infini_llama.tasks.patch_environment.flash_attn_faults import (
+    import_failure_cause,
+)
 from infini_llama.tasks.records.machine import Gpu, GpuFacts
 
 # Driver nodes of NVIDIA on Linux and under WSL.
@@ -41,7 +43,8 @@ def gpus(machine: Machine, seconds: float = SECONDS) -> GpuFacts:
     answer = GpuFacts.model_validate_json(child.stdout.splitlines()[-1])
     return changed(
         answer,
-        flash_attention=answer.flash_attention and explain(answer.flash_attention),
+        flash_attention=answer.flash_attention
+        and import_failure_cause(answer.flash_attention),
         gpus=_with_reports(answer.gpus, machine),
     )
 

@@ -7,8 +7,6 @@ whose faults the installed packages have.
 import functools
 import logging
 import os
-import platform
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +20,9 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from infini_llama.configs.errors import ConfigError
+from infini_llama.tasks.patch_environment.flash_attn_faults import (
+    import_failure_cause,
+)
 from infini_llama.tasks.records.plan import PatchSummary
 
 log = logging.getLogger("infini_llama.environment")
@@ -111,57 +112,6 @@ def set_rendezvous_variables() -> None:
         os.environ.setdefault(name, value)
 
 
-REBUILD = (
-    "pip install --no-build-isolation --no-binary=flash-attn --force-reinstall "
-    "--no-deps flash-attn"
-)
-
-
-# Patterns of the linker's messages, and their causes with the groups of the pattern.
-CAUSES = (
-    (
-        r"GLIBC_([\d.]+)",
-        "it was built on a system with glibc {} and this one has {installed}; "
-        f"build it here ({REBUILD}), "
-        "or leave environment.attention_backend at auto to train without it",
-    ),
-    (
-        r"GLIBCXX_|CXXABI_",
-        "it was built with a newer C++ library than this system's; "
-        f"build it here ({REBUILD}), or train without it",
-    ),
-    (
-        r"lib(?:cudart|cublas\w*|nvrtc|cudnn\w*)\.so\.([\d.]*\d)",
-        "it was built for CUDA {}, which is not installed here; "
-        "install a build for the CUDA of this torch, or train without it",
-    ),
-    # The other package leaves an empty namespace of that name.
-    (
-        "module 'flash_attn' has no attribute",
-        "another package has a folder of that name; install flash-attn",
-    ),
-    (
-        "undefined symbol",
-        "it was built for another torch than the one installed; "
-        f"build it here ({REBUILD}), or train without it",
-    ),
-)
-
-
-def explain(message: str) -> str:
-    """Why flash-attn cannot be imported, from the linker's message.
-
-    Cause and fix on one line; the message itself where it is not known.
-    """
-    message = " ".join(message.split())
-    installed = platform.libc_ver()[1] or "an older one"
-    for pattern, cause in CAUSES:
-        found = re.search(pattern, message)
-        if found:
-            return cause.format(*found.groups(), installed=installed)
-    return message
-
-
 class _FlashAttnFinder(MetaPathFinder):
     """Finds flash_attn on the path, and catches the warnings and errors of its import."""
 
@@ -188,7 +138,7 @@ class _FlashAttnFinder(MetaPathFinder):
                     execute(module)
                 # OSError: a shared library that does not fit this machine.
                 except (ImportError, OSError) as error:
-                    cause = explain(str(error))
+                    cause = import_failure_cause(str(error))
                     self.log_once(
                         logging.WARNING, f"flash-attn cannot be imported: {cause}"
                     )
@@ -252,7 +202,7 @@ def read_no_weight_decay_as_zero() -> None:
 
 # Each is needed by a version that pyproject.toml allows: torch from 2.11, flash-attn from 2.8.3.
 PATCHES = (
-    # Of no version: torch's environment variables are whoever starts the worker's.
+    # Of no version: whoever starts a worker has to set these variables.
     Patch(
         name="rendezvous",
         fault=(

@@ -24,7 +24,7 @@ from infini_llama.tasks.patch_environment.worker_variables import (
     set_by_user,
     worker_environment,
 )
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.plan import (
     Compile,
@@ -141,7 +141,7 @@ class Planner:
         self.facts = facts
         self.pinned = pinned
         self.problems: list[str] = []
-        self.choices: list[Choice] = []
+        self.choices: list[Decision] = []
         self.given_up: list[str] = []
 
     def choose(
@@ -175,7 +175,7 @@ class Planner:
         return value
 
     def record(self, setting: str, value: str | int, reason: str) -> None:
-        self.choices.append(Choice(setting=setting, value=str(value), reason=reason))
+        self.choices.append(Decision(setting=setting, value=str(value), reason=reason))
 
     def refuse(self, sentence: str) -> None:
         """Add a problem, once; "" is none."""

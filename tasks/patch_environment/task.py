@@ -8,6 +8,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from infini_llama.configs.schema import PipelineConfig
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.document import (
     Document,
     bullets,
@@ -17,7 +18,7 @@ from infini_llama.tasks.document import (
     section,
     subsection,
 )
-from infini_llama.tasks.formatting import Cells, RunPage, best_effort, in_bytes
+from infini_llama.tasks.formatting import Cells, in_bytes
 from infini_llama.tasks.patch_environment import stage
 from infini_llama.tasks.patch_environment.findings import assess
 from infini_llama.tasks.records.machine import MachineFacts
@@ -26,6 +27,7 @@ from infini_llama.tasks.records.plan import (
     EnvironmentRecord,
     PlannedEnvironment,
 )
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 
 
 @task(
@@ -36,7 +38,7 @@ from infini_llama.tasks.records.plan import (
     retries=0,
 )
 def patch_environment(
-    config: PipelineConfig, vocab_size: int, page: RunPage
+    config: PipelineConfig, vocab_size: int, page: ArtifactKeys
 ) -> PlannedEnvironment:
     """Run `stage.patch_environment`, and show the record on the run's page.
 

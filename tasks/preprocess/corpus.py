@@ -41,7 +41,7 @@ from infini_llama.tasks.preprocess.workers import (
     prepare_parts,
 )
 from infini_llama.tasks.progress import megabytes
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.manifest import Inexpressible, LeftOut
 from infini_llama.tasks.storage.artifacts import FORMAT_VERSIONS, key_of
 from infini_llama.tasks.tokenizers.expressed import FEW_BYTES, LARGEST_LOSS, keeps_text
@@ -227,7 +227,7 @@ class Corpus:
         self.reports[part] = report
         self.earlier_reports.remember(part, report)
 
-    def prepare(self, recipe: Recipe, checksums: bool = False) -> Choice | None:
+    def prepare(self, recipe: Recipe, checksums: bool = False) -> Decision | None:
         """Write the units that are not in the store or do not verify there.
 
         They are written by `data.num_workers` workers.

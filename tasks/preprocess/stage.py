@@ -43,13 +43,13 @@ from infini_llama.tasks.preprocess.tokens.dataset import (
 )
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.preprocess.tokens.units import Recipe, open_unit, recipe_for
-from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import (
     DatasetPlan,
     DatasetRef,
     PlannedTable,
     TextSummary,
 )
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     DatasetMeta,
@@ -107,7 +107,7 @@ class _Tokenization:
     tokenizer: Tokenizer
     recipe: Recipe
     engine: EngineChoice
-    workers: Choice | None
+    workers: Decision | None
 
 
 class Preparation:

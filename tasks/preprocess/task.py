@@ -11,8 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 
 from infini_llama.configs.errors import ExitCode, PipelineError
-from infini_llama.tasks.formatting import RunPage
 from infini_llama.tasks.preprocess.stage import Preparation
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 
 log = logging.getLogger("infini_llama.preprocess")
 
@@ -40,7 +40,7 @@ def _is_transient(task: Any, run: Any, state: Any) -> bool:
     retry_delay_seconds=[5, 30],
     retry_condition_fn=_is_transient,
 )
-def preprocess(preparation: Preparation, page: RunPage) -> Any:
+def preprocess(preparation: Preparation, page: ArtifactKeys) -> Any:
     """Build what is missing of the dataset.
 
     Returns:

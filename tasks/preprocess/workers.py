@@ -38,7 +38,7 @@ from infini_llama.tasks.preprocess.tokens.parts import (
     never,
 )
 from infini_llama.tasks.preprocess.tokens.units import Recipe, write_unit
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
 
 # Threads share the engine, which encodes outside of Python's lock, as hashing and the disk do. What
@@ -101,7 +101,7 @@ class Workers:
 
     count: int
     are_threads: bool
-    choice: Choice | None
+    choice: Decision | None
 
 
 def choose_workers(
@@ -119,7 +119,7 @@ def choose_workers(
         count = min(data.num_workers, max(1, len(parts)))
         return Workers(count, _are_threads(data, count, is_read_by_python), None)
     if os.environ.get(ADDRESSES.get(data.engine, "")):
-        choice = Choice(
+        choice = Decision(
             setting="data.num_workers",
             value="all",
             reason=f"those of the cluster at {ADDRESSES[data.engine]}",
@@ -144,7 +144,7 @@ def choose_workers(
     reason = min(limits, key=limits.__getitem__)  # the first of several equal ones
     count = max(1, limits[reason])
     are_threads = _are_threads(data, count, is_read_by_python)
-    choice = Choice(
+    choice = Decision(
         setting="data.num_workers",
         value=f"{count} {_kind_of_worker(count, are_threads)}",
         reason=reason,

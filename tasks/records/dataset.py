@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.manifest import (
     BySplit,
     Inexpressible,
@@ -214,7 +214,7 @@ class DatasetSummary(Record):
     vocab_size: int
     dtype: str
     bytes_on_disk: int
-    workers: Choice | None = None
+    workers: Decision | None = None
     splits: BySplit[SplitSummary]
     sources: dict[str, SourceSummary] = Field(default_factory=dict)
     row_tables: dict[str, RowTableSummary]

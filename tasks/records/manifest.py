@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, Field, NonNegativeInt
 
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.record import Record
 
 Content = TypeVar("Content")
@@ -306,7 +306,7 @@ class DatasetMeta(MetaRecord):
     tokenizers: str = ""
     engine: EngineChoice | None = None
     recipe: str = ""
-    workers: Choice | None = None
+    workers: Decision | None = None
 
 
 class SourceRows(Record):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from infini_llama.configs.reading import changed
 from infini_llama.configs.secrets import masked
-from infini_llama.tasks.records.choice import Choice
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.machine import MachineFacts
 from infini_llama.tasks.records.record import Record
 
@@ -107,7 +107,7 @@ class EnvironmentPlan(PinnedSettings):
     distributed_backend: str
     port: int | Literal["auto"] = "auto"
     env: dict[str, str] = Field(default_factory=dict)
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[Decision, ...] = ()
     findings: tuple[Finding, ...] = ()
     patches: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ class RankError(Record):
 
     Attributes:
         type: of the exception.
-        message: of `in_words`. This and the traceback are "" in attempts.jsonl.
+        message: of `error_message`. This and the traceback are "" in attempts.jsonl.
         peer_lost: a collective failed because another rank is gone; that one is the cause, not
             this.
         phase: of the heartbeat.

@@ -36,7 +36,6 @@ from infini_llama.tasks.formatting import (
 )
 from infini_llama.tasks.preprocess.tokens.reader import PackedRows, TokenReader
 from infini_llama.tasks.preprocess.tokens.shards import document_lengths, map_shard
-from infini_llama.tasks.records.choice import Choice
 from infini_llama.tasks.records.dataset import (
     DatasetRef,
     DatasetSummary,
@@ -46,6 +45,7 @@ from infini_llama.tasks.records.dataset import (
     SplitSummary,
     VerifyReport,
 )
+from infini_llama.tasks.records.decision import Decision
 from infini_llama.tasks.records.manifest import (
     SPLITS,
     BySplit,
@@ -116,7 +116,7 @@ def describe(path: Path) -> DatasetSummary:
     return summary
 
 
-def built(created: str, workers: Choice | None) -> str:
+def built(created: str, workers: Decision | None) -> str:
     """The time at which a dataset was built, and by which workers, if they were chosen."""
     return f"{created} by {workers.value} ({workers.reason})" if workers else created
 

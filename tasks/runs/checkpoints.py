@@ -215,7 +215,7 @@ def best_of(checkpoints: list[Checkpoint]) -> Path | None:
     return min(losses)[2] if losses else None
 
 
-def set_aside(path: Path) -> None:
+def keep_under_second_name(path: Path) -> None:
     """Give a checkpoint whose step is about to be saved again a second name.
 
     It stays valid under it, until `point_and_prune` finds the new one.
@@ -236,13 +236,13 @@ def point_and_prune(
     keep: int,
     permanent_every: int | None = None,
 ) -> None:
-    """Move the pointers `latest` and `best`, then remove what is `superseded`."""
+    """Move the pointers `latest` and `best`, then remove what is `prunable`."""
     for path in named(folder):
         first = checkpoint_path(folder, step_of(path))
         if path != first and first.exists():
             remove(path)
     point(folder)
-    for path in superseded(folder, keep, permanent_every):
+    for path in prunable(committed(folder), keep, permanent_every):
         remove(path)
 
 
@@ -267,19 +267,10 @@ def _pointed(checkpoints: list[Checkpoint], name: str) -> Path | None:
     return checkpoints[0].path if checkpoints else None
 
 
-def superseded(
-    folder: Path,
-    keep: int,
-    permanent_every: int | None = None,
-) -> list[Path]:
-    """Committed checkpoints that need not be kept; see `superseded_among`."""
-    return superseded_among(committed(folder), keep, permanent_every)
-
-
-def superseded_among(
+def prunable(
     checkpoints: list[Checkpoint],
     keep: int,
-    permanent_every: int | None,
+    permanent_every: int | None = None,
 ) -> list[Path]:
     """Checkpoints beyond the `keep` newest.
 
@@ -332,7 +323,8 @@ def choose_and_abandon_newer(
     crash. Going back to an older checkpoint of this run moves the newer ones to `abandoned/`.
     """
     if resume == "never":
-        return refuse_any(folder)
+        refuse_existing_checkpoints(folder)
+        return None
     if resume not in RULES:
         if resume == resumed_before:
             carried_on = newest_with_damaged_moved_aside(folder)
@@ -363,7 +355,7 @@ def choose_and_abandon_newer(
     return chosen
 
 
-def refuse_any(folder: Path) -> None:
+def refuse_existing_checkpoints(folder: Path) -> None:
     """Refuse a folder that has checkpoints, for `runtime.resume=never`.
 
     Raises:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.records.record import Record
-from infini_llama.tasks.runs.checkpoints import superseded
+from infini_llama.tasks.runs.checkpoints import committed, prunable
 from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
 from infini_llama.tasks.runs.start_records import start_records
 from infini_llama.tasks.storage.artifacts import (
@@ -224,7 +224,8 @@ def _of_run(run: RunFolder, rules: Rules) -> Iterator[Leftover]:
         yield Leftover(path, ABANDONED, run.lock)
     if rules.keep_checkpoints is not None:
         permanent = run.require_lineage().train.save_permanent_every
-        for path in superseded(run.checkpoints, rules.keep_checkpoints, permanent):
+        checkpoints = committed(run.checkpoints)
+        for path in prunable(checkpoints, rules.keep_checkpoints, permanent):
             yield Leftover(path, OLDER, run.lock)
 
 

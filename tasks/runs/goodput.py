@@ -26,7 +26,8 @@ from infini_llama.tasks.storage.artifacts import Damaged
 from infini_llama.tasks.storage.locks import this_machine
 from infini_llama.tasks.storage.record_files import read_lines, with_checksum
 
-# The part of the wall time to which each phase of a heartbeat is counted.
+# The part of the wall time to which each phase of a heartbeat is counted, in the order in which a
+# step passes the phases.
 PART_OF = {
     "start": "start_up",
     "compile": "compile",

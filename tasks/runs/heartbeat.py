@@ -9,20 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from infini_llama.tasks.runs.goodput import Ledger
+from infini_llama.tasks.runs.goodput import PART_OF, Ledger
 
 # In the order in which a step passes them; a rank in an earlier one holds up those in a later one.
-PHASES = (
-    "start",
-    "compile",
-    "data",
-    "compute",
-    "metrics_hook",
-    "evaluate",
-    "save",
-    "samples",
-    "finish",
-)
+PHASES = tuple(PART_OF)
 LINE = "{step:>12} {phase:<12} {time:>20.6f}\n"
 BEYOND_LINE = len(LINE.format(step=0, phase="", time=0.0))
 PUBLISH_SECONDS = 1.0
@@ -123,9 +113,10 @@ def read_heartbeat(path: Path) -> HeartbeatRecord | None:
     """A rank's newest heartbeat, None before the first."""
     try:
         step, phase, moment, *_ = path.read_text(encoding="utf-8").split()
-        return HeartbeatRecord(int(step), phase, float(moment))
+        record = HeartbeatRecord(int(step), phase, float(moment))
     except (OSError, ValueError):
         return None
+    return record if phase in PHASES else None
 
 
 def read_count(path: Path) -> int:

@@ -25,7 +25,7 @@ from infini_llama.configs.errors import (
     PipelineError,
     no_space,
     shown_url,
-    words_of,
+    url_error_message,
 )
 from infini_llama.configs.schema import PipelineConfig, TrainingConfig
 from infini_llama.tasks.records.dataset import (
@@ -351,9 +351,7 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
         if no_space(fault):  # on this machine
             raise
         name = config.runtime.name
-        words = (
-            f"storage.mirror={shown_url(url)} cannot be read ({words_of(fault, url)})"
-        )
+        words = f"storage.mirror={shown_url(url)} cannot be read ({url_error_message(fault, url)})"
         if _is_here(RunFolder.of(config.runtime)):
             log.warning(
                 "%s; run %s continues with what is on this machine.", words, name
@@ -471,7 +469,7 @@ class _Copying:
         except Exception as fault:  # of any filesystem's making
             failed = (
                 f"copying to storage.mirror={shown_url(self.url)} failed "
-                f"({words_of(fault, self.url)})"
+                f"({url_error_message(fault, self.url)})"
             )
             return failed + (self._not_copied() if last else "; it will be retried.")
 
@@ -629,7 +627,7 @@ def _delete_pruned(mirror: Mirror, run: RunFolder, train: TrainingConfig) -> Non
                 manifest = mirror.manifest(path, KIND)
                 there.append(checkpoints.described(path, manifest))
     everywhere = sorted([*here, *there], key=lambda one: one.step, reverse=True)
-    pruned = checkpoints.superseded_among(
+    pruned = checkpoints.prunable(
         everywhere, train.save_total_limit, train.save_permanent_every
     )
     for path in {checkpoint.path for checkpoint in there} & set(pruned):

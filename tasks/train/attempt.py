@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import assert_never
 
 from infini_llama.configs.errors import ExitCode, PipelineError, Preempted
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.lineage import Lineage
 from infini_llama.tasks.runs import checkpoints

@@ -9,7 +9,7 @@ from functools import cached_property
 from infini_llama.configs.deepspeed import refuse_contradictions
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, JsonValue
-from infini_llama.configs.schedules import factor
+from infini_llama.configs.schedules import learning_rate_factor
 from infini_llama.configs.schema import DataConfig, PipelineConfig, TrainingConfig
 from infini_llama.configs.schema.section import Resume, resume_policies
 from infini_llama.configs.schema.sources import SourceConfig
@@ -368,7 +368,8 @@ def _warn_of_learning_rate(before: Lineage, now: Lineage, step: int) -> None:
     More steps move a run back to an earlier part of its schedule: the rate rises.
     """
     old, new = (
-        start.train.learning_rate * factor(start.train, start.max_steps, step)
+        start.train.learning_rate
+        * learning_rate_factor(start.train, start.max_steps, step)
         for start in (before, now)
     )
     if 0 < step < now.max_steps and old != new:

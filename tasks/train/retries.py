@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from infini_llama.configs.errors import PipelineError, TrainFailed, in_words
+from infini_llama.configs.errors import PipelineError, TrainFailed, error_message
 from infini_llama.configs.schema import RuntimeConfig
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder, mark_not_retried
@@ -80,7 +80,7 @@ class Retries:
         delay = min(self.first_delay * 2 ** (self.failures - 1), longest)
         log.warning(
             "training failed: %s; retrying in %g s; newest checkpoint: step %d (retry %d of %d)",
-            in_words(error).rstrip("."),
+            error_message(error).rstrip("."),
             delay,
             step,
             self.failures,

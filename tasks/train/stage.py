@@ -97,7 +97,7 @@ def _summary_again(
 ) -> RunSummary:
     """The summary of a run that has nothing left to do."""
     if config.runtime.resume == "never" and is_first_of_command(run, invocation):
-        checkpoints.refuse_any(run.checkpoints)
+        checkpoints.refuse_existing_checkpoints(run.checkpoints)
     summary = write_summary(run)
     log.info("run %s is finished: %d steps, nothing to do", summary.run, summary.steps)
     return changed(summary, already_finished=True)

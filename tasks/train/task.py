@@ -22,11 +22,12 @@ from prefect.types._datetime import now  # private to Prefect 3.9.1
 
 from infini_llama.configs.errors import ConfigError, Preempted
 from infini_llama.configs.schema import PipelineConfig
-from infini_llama.tasks.formatting import RunPage, best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.progress import Live
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 from infini_llama.tasks.train import stage
 from infini_llama.tasks.train.locking import local_gpus
 from infini_llama.tasks.train.retries import Retries
@@ -58,7 +59,7 @@ def train(
     environment: PlannedEnvironment,
     invocation: str,
     verify_on_read: bool,
-    page: RunPage,
+    page: ArtifactKeys,
 ) -> RunSummary:
     """Run `stage.train`, with its progress on the run's page.
 
@@ -160,7 +161,7 @@ def _raise_if_suspended() -> None:
 
 
 @contextlib.contextmanager
-def _progress(page: RunPage) -> Generator[None]:
+def _progress(page: ArtifactKeys) -> Generator[None]:
     """Show a bar on the run's page."""
     artifact: list[UUID] = []
 

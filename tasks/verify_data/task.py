@@ -6,9 +6,10 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.document import markdown
-from infini_llama.tasks.formatting import RunPage, best_effort
 from infini_llama.tasks.records.dataset import DatasetRef, VerifyReport
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 from infini_llama.tasks.report.dataset import dataset_document, describe
 from infini_llama.tasks.verify_data.checks import verify
 
@@ -24,7 +25,7 @@ def verify_data(
     reference: DatasetRef,
     home: Path,
     level: str,
-    page: RunPage,
+    page: ArtifactKeys,
 ) -> VerifyReport:
     """Run `verify`, and put the dataset's card on the run's page."""
     report = verify(reference, home, level)

@@ -102,7 +102,7 @@ def test_what_is_only_for_people_ends_no_training_of_several_ranks(
         text = (
             lab.run_dir("for-people") / f"logs/attempt-01/rank-{rank}.log"
         ).read_text()
-        assert text.count("WARNING infini_llama.cards") == len(parts) and all(
+        assert text.count("WARNING infini_llama.optional") == len(parts) and all(
             part in text for part in parts
         )
 

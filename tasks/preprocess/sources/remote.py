@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
-from infini_llama.configs.errors import ConfigError, PipelineError, shown_url, words_of
+from infini_llama.configs.errors import (
+    ConfigError,
+    PipelineError,
+    shown_url,
+    url_error_message,
+)
 from infini_llama.tasks.preprocess.sources.texts import Stamp
 
 T = TypeVar("T")
@@ -211,7 +216,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 def _not_taken(url: str, fault: Exception) -> ConfigError:
     return ConfigError(
-        f"{shown_url(url)} cannot be opened ({words_of(fault, url)}); "
+        f"{shown_url(url)} cannot be opened ({url_error_message(fault, url)}); "
         "correct the URL, or install what its filesystem needs."
     )
 
@@ -261,7 +266,7 @@ def tried(url: str, request: Callable[[], T]) -> T:
                 ) from None
             if number + 1 < TRIES:
                 time.sleep(PAUSE * 2**number)
-    reason = words_of(fault, url) if fault else ""
+    reason = url_error_message(fault, url) if fault else ""
     raise PipelineError(
         f"{shown_url(url)} cannot be reached ({reason}); run the same command again."
     ) from None
@@ -272,7 +277,7 @@ def _refusal(fault: BaseException, status: int | None, url: str) -> str:
     if status in (401, 403) or isinstance(fault, PermissionError):
         return "the server refuses access; check the credentials"
     if type(fault).__name__ in WITHOUT_CREDENTIALS:
-        return f"{words_of(fault, url)}; set the credentials"
+        return f"{url_error_message(fault, url)}; set the credentials"
     return ""
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from infini_llama.configs.errors import ExitCode, PipelineError, in_words
+from infini_llama.configs.errors import ExitCode, PipelineError, error_message
 from infini_llama.tasks.runs.exec_wrapper import LAUNCHER, die_with_parent
 
 
@@ -53,7 +53,7 @@ def main() -> int:
         )
         about = RankError(
             type=type(error).__name__,
-            message=in_words(error),
+            message=error_message(error),
             traceback=traceback.format_exc(),
         )
         write_status(attempt_dir, rank, "failed", code, error=about)

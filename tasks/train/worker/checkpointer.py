@@ -298,7 +298,7 @@ class BackgroundSave:
     def _write(self, step: int, tensors: Tensors, scalars: JsonObject) -> float:
         began = time.perf_counter()
         self.before_commit()
-        # Not made again: whoever moved it may begin another run of this name.
+        # Not made again: another run may have this name by now.
         if self.ranks.is_rank0 and not self.folder.is_dir():
             raise FileNotFoundError(
                 errno.ENOENT,
@@ -363,7 +363,7 @@ def save_checkpoint(
                 json.dumps(scalars, indent=1), encoding="utf-8"
             )
             meta = {"torch": torch.__version__}
-            checkpoints.set_aside(target)
+            checkpoints.keep_under_second_name(target)
             content = {"step": step, "validation_loss": scalars.get("validation_loss")}
             commit(shared, target, KIND, meta, content, writer.checksums)
     dist.barrier(group)

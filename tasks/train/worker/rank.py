@@ -15,7 +15,7 @@ from infini_llama.configs.errors import (
     Diverged,
     ExitCode,
     PipelineError,
-    in_words,
+    error_message,
     is_out_of_memory,
     no_space,
 )
@@ -77,7 +77,7 @@ def describe(error: BaseException, heartbeat: Heartbeat) -> RankError:
         bytes_used = memory()
     return RankError(
         type=type(error).__name__,
-        message=in_words(error),
+        message=error_message(error),
         traceback="".join(traceback.format_exception(error)),
         peer_lost=peer_lost(error),
         phase=heartbeat.phase,

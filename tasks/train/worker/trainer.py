@@ -16,7 +16,7 @@ from infini_llama.model.backends import BY_BOUNDARIES
 from infini_llama.model.context import Context
 from infini_llama.model.llama import Llama
 from infini_llama.model.loss import tokens_with_logits
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.preprocess.tokens.order import next_sample
 from infini_llama.tasks.records.attempt_plan import AttemptPlan
 from infini_llama.tasks.records.metrics import TrainLine

@@ -15,7 +15,7 @@ import torch
 from infini_llama.tasks.runs.heartbeat import Heartbeat
 from infini_llama.tasks.runs.run_folder import read_attempt_plan
 from infini_llama.tasks.train.worker import trainer
-from infini_llama.tasks.train.worker.callbacks import step_metrics
+from infini_llama.tasks.train.worker.callbacks import peak_flops
 from infini_llama.tasks.train.worker.data.loader import TrainBatches
 from infini_llama.tasks.train.worker.strategies.ranks import Ranks
 from support.leaving import leave_together
@@ -52,7 +52,7 @@ class Noted(TrainBatches):
 def main() -> None:
     trainer.TrainBatches = Noted
     # Smaller matrices: measuring the peak takes seconds in fp16.
-    step_metrics.SIZE["cpu"] = 64
+    peak_flops.SIZE["cpu"] = 64
     torch.set_num_threads(1)
     ranks = Ranks("cpu", "gloo")
     for item in json.loads(Path(sys.argv[1]).read_text()):

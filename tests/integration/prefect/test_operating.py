@@ -28,7 +28,7 @@ import json, time
 from types import SimpleNamespace
 from prefect import flow
 from infini_llama.configs.errors import TrainFailed
-from infini_llama.tasks.formatting import RunPage
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 from infini_llama.tasks.train import task
 from infini_llama.tasks.train.retries import Retries
 
@@ -45,7 +45,7 @@ config = SimpleNamespace(environment=SimpleNamespace(started_by=launcher))
 @flow
 def training():
     policy = Retries(2, 1.5, lambda: 0 if len(calls) < 3 else 1)  # a checkpoint between the second and the third failure
-    task.with_retries(policy)(config, None, SimpleNamespace(plan=None), "", False, RunPage("a", "a"))
+    task.with_retries(policy)(config, None, SimpleNamespace(plan=None), "", False, ArtifactKeys("a", "a"))
 
 state = training(return_state=True)
 print(json.dumps({"gaps": [b - a for a, b in zip(calls, calls[1:])], "state": state.name}))

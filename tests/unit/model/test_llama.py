@@ -23,6 +23,8 @@ def test_config_goes_to_a_dict_and_back():
         {"num_key_value_heads": 3},
         {"attention": "linear"},
         {"segment_length": 0},
+        {"pre_norm": "no"},
+        {"qk_norm": 1},
     ],
 )
 def test_impossible_configs_are_refused(changes):

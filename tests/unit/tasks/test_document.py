@@ -3,6 +3,7 @@
 import pytest
 
 from infini_llama.flows.cli.tables import terminal
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.document import (
     Chart,
     Curve,
@@ -16,7 +17,7 @@ from infini_llama.tasks.document import (
     table,
     text_block,
 )
-from infini_llama.tasks.formatting import RunPage, best_effort
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 from infini_llama.tasks.report.page import page
 
 
@@ -98,4 +99,6 @@ def test_details_and_charts_are_on_the_page_only(read_page):
 
 
 def test_a_key_has_small_letters_digits_and_dashes_only():
-    assert RunPage("a run", "My_run.v2-{x}").key("training") == "training-my-run-v2-x"
+    assert (
+        ArtifactKeys("a run", "My_run.v2-{x}").key("training") == "training-my-run-v2-x"
+    )

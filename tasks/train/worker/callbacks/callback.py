@@ -104,9 +104,10 @@ class Callback:
 
 
 def longest_silence(attempt: AttemptPlan) -> float:
-    """Seconds that a rank may take for what is only for people.
+    """The time limit in seconds of what training does not need, such as samples, on one rank.
 
-    It is half of the time that the other ranks wait for it, and that a rank may be silent.
+    Half of what ends the attempt first: the other ranks' timeout of communication, or the hang
+    timeout of a phase whose duration is not known.
     """
     timeouts = (
         attempt.config.environment.communication_timeout,

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from infini_llama.configs.schedules import factor
+from infini_llama.configs.schedules import learning_rate_factor
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama
 from infini_llama.tasks.storage.tensors import full_tensor
@@ -35,7 +35,8 @@ def gate_reach(train: TrainingConfig, max_steps: int) -> float:
     """
     every = max(1, max_steps // SAMPLED_STEPS)
     factors = [
-        factor(train, max_steps, step) for step in range(every // 2, max_steps, every)
+        learning_rate_factor(train, max_steps, step)
+        for step in range(every // 2, max_steps, every)
     ]
     return train.gate_learning_rate * max_steps * sum(factors) / len(factors)
 

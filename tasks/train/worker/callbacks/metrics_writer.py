@@ -21,7 +21,7 @@ import numpy as np
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import JsonObject, changed, dotted
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.records.metrics import (
     SampleLine,
     StepLine,

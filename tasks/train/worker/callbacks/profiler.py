@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.train.worker.callbacks.callback import (
     Callback,

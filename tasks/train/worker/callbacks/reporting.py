@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import Full, Queue
 from typing import Protocol
 
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 
 MOST_WAITING = 1000  # reports that wait for one reporter
 START_SECONDS = 100.0  # W&B itself waits 90 s for its server

@@ -9,7 +9,7 @@ import torch
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.generate import Sampling
 from infini_llama.model.llama import Llama
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.preprocess.tokens.reader import held_out_prompt
 from infini_llama.tasks.records.lineage import Conversation
 from infini_llama.tasks.runs.generation import Writer

@@ -1,28 +1,23 @@
 """One line of metrics per step: loss, rates, times, throughput.
 
-Steps that are logged also have what costs communication.
+Logged steps also have what needs a collective call: norm of the parameters, gates, and the numbers
+of `train.metrics_hook`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 import logging
 import math
-import pkgutil
 import time
-from collections.abc import Callable
-from typing import Any, cast
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from infini_llama.configs.durations import duration
-from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.config import flops_per_token, head_flops_per_token
-from infini_llama.model.llama import Llama
-from infini_llama.tasks.formatting import best_effort
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.records.metrics import TrainLine
 from infini_llama.tasks.records.train_state import TrainState
 from infini_llama.tasks.storage.artifacts import read_dataset
@@ -34,18 +29,24 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
     longest_silence,
 )
 from infini_llama.tasks.train.worker.callbacks.gates import GateWarnings, gate_shares
+from infini_llama.tasks.train.worker.callbacks.metrics_hook import (
+    ADVICE,
+    call_hook,
+    load_hook,
+)
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     MetricsWriter,
     reporters,
 )
+from infini_llama.tasks.train.worker.callbacks.peak_flops import (
+    peak_flops,
+    utilization,
+)
 from infini_llama.tasks.train.worker.callbacks.profiler import memory_peak
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SIZE = {"cpu": 1024, "cuda": 8192}
-SECONDS = 0.1
 FEW = 0.1  # share of a step's tokens that are targets
 log = logging.getLogger("infini_llama.worker")
-HOOK = "Correct the function, or remove the key; the numbers of this step are missing."
 
 
 class StepMetrics(Callback):
@@ -167,7 +168,7 @@ class StepMetrics(Callback):
         if self.hook and name:
             with (
                 self.training.heartbeat.during("metrics_hook"),
-                best_effort(f"train.metrics_hook={name}", HOOK, repeated=True),
+                best_effort(f"train.metrics_hook={name}", ADVICE, repeated=True),
             ):
                 numbers = call_hook(self.hook, name, self.training.strategy.model, line)
                 return changed(line, custom=numbers)
@@ -202,79 +203,3 @@ def parameter_norm(model: nn.Module) -> float:
     """2-norm of all parameters as one vector. A collective call."""
     parameters = [value.detach() for value in model.parameters()]
     return full_tensor(nn.utils.get_total_norm(parameters)).item()
-
-
-def utilization(flops: float, peak: float) -> float | None:
-    """Share of the measured peak.
-
-    None above 1, where other programs slowed down the measurement of the peak.
-    """
-    return flops / peak if flops <= peak else None
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations per second of square matrix products in `dtype`.
-
-    The best of 0.1 s, the denominator of MFU. Measured rather than read from a data sheet, so that
-    it exists for every processor and reflects its threads, clock and other load.
-    """
-    size = SIZE[device.type]
-    # Leaves the generators of the training alone.
-    generator = torch.Generator(device).manual_seed(0)
-    # [size, size] each
-    a = torch.randn(size, size, device=device, generator=generator).to(dtype)
-    b = torch.randn(size, size, device=device, generator=generator).to(dtype)
-    product = a @ b
-    best = float("inf")
-    spent = 0.0
-    while spent < SECONDS:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        torch.mm(a, b, out=product)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - started
-        best = min(best, seconds)
-        spent += seconds
-    return 2.0 * size**3 / best
-
-
-Hook = Callable[[Llama, dict[str, Any]], dict[str, float]]
-NUMBERS = TypeAdapter(dict[str, bool | float])
-
-
-def load_hook(name: str | None) -> Hook | None:
-    """The function that `module:function` names, None for None.
-
-    Raises:
-        ConfigError: there is no such module or function.
-    """
-    if name is None:
-        return None
-    try:
-        hook: Any = pkgutil.resolve_name(name)
-    except Exception as error:  # the module's own, too
-        raise ConfigError(
-            f"train.metrics_hook={name} cannot be imported ({error}); "
-            "install its module, or add its folder to environment.env.PYTHONPATH."
-        ) from error
-    if not callable(hook):
-        raise ConfigError(f"train.metrics_hook={name} is not a function.")
-    return cast(Hook, hook)
-
-
-def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str, float]:
-    """The hook's numbers for this step.
-
-    Raises:
-        ConfigError: it returned something else.
-    """
-    numbers = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
-    try:
-        checked = NUMBERS.validate_python(numbers, strict=True)
-    except ValidationError:
-        raise ConfigError(
-            f"train.metrics_hook={name} returned {numbers!r}; it must return numbers by name."
-        ) from None
-    return {key: float(value) for key, value in checked.items()}

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from infini_llama.configs.optimizers import OPTIMIZERS, Update
-from infini_llama.configs.schedules import factor
+from infini_llama.configs.optimizers import OPTIMIZERS, UpdateRule
+from infini_llama.configs.schedules import learning_rate_factor
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.model.llama import Llama, parameter_groups
 
@@ -37,7 +37,7 @@ def build_optimizer(model: Llama, train: TrainingConfig) -> torch.optim.Optimize
 
 
 def _made(
-    update: Update, groups: list[Group], train: TrainingConfig
+    update: UpdateRule, groups: list[Group], train: TrainingConfig
 ) -> torch.optim.Optimizer:
     make: Any = resolve_name(update.maker)
     return make(groups, lr=train.learning_rate, **update.arguments(train))
@@ -93,7 +93,7 @@ def set_learning_rate(
     Returns:
         the first group's rate.
     """
-    share = factor(train, max_steps, step)
+    share = learning_rate_factor(train, max_steps, step)
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * share
     return optimizer.param_groups[0]["lr"]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from infini_llama.tasks.patch_environment.flash_attn_faults import import_failure_cause
 from infini_llama.tasks.patch_environment.patches import (
     PATCHES,
     apply,
-    explain,
     needed_patches,
 )
 
@@ -50,7 +50,9 @@ def test_a_patch_that_does_not_exist_is_refused():
     ],
 )
 def test_each_known_import_error_is_explained(message, cause):
-    assert cause in explain(message) and "\n" not in explain(message)
+    assert cause in import_failure_cause(message) and "\n" not in import_failure_cause(
+        message
+    )
 
 
 def program(

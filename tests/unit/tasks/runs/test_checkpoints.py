@@ -15,11 +15,11 @@ from infini_llama.tasks.runs.checkpoints import (
     checkpoint_path,
     choose_and_abandon_newer,
     committed,
+    keep_under_second_name,
     latest_step,
     newest_with_damaged_moved_aside,
     point_and_prune,
-    set_aside,
-    superseded,
+    prunable,
 )
 from infini_llama.tasks.runs.run_folder import RunFolder, remove_staging
 from infini_llama.tasks.storage import artifacts
@@ -191,7 +191,7 @@ def test_the_one_that_a_rollback_would_go_to_stays_as_long_as_it_may_be_needed(f
 
 def test_pruning_without_a_readable_state_removes_nothing(folder):
     add_checkpoint(folder, 40, 2.0, skips="none")
-    assert superseded(folder, keep=1) == []
+    assert prunable(committed(folder), keep=1) == []
 
 
 def test_steps_beyond_eight_digits_still_order(folder):
@@ -317,14 +317,14 @@ def test_pointers_follow_when_the_run_goes_back(folder):
 
 def test_a_step_that_is_saved_again_always_has_a_valid_checkpoint(folder):
     assert latest_step(folder) == 30
-    set_aside(checkpoint_path(folder, 30))
+    keep_under_second_name(checkpoint_path(folder, 30))
     assert steps(folder) == [30, 20, 10], "under a second name"
     assert (folder / "latest" / "train_state.json").exists()
     chosen = newest_with_damaged_moved_aside(folder)
     assert chosen is not None and chosen.name == "step-000000030"
     add_checkpoint(folder, 30, 0.5)
     # As the attempt after one that was killed here.
-    set_aside(checkpoint_path(folder, 30))
+    keep_under_second_name(checkpoint_path(folder, 30))
     add_checkpoint(folder, 30, 0.5)
     point_and_prune(folder, keep=4)
     assert steps(folder) == [30, 20, 10]
@@ -332,5 +332,5 @@ def test_a_step_that_is_saved_again_always_has_a_valid_checkpoint(folder):
         f"step-000000{step}" for step in (10, 20, 30)
     }
     assert (folder / "best").readlink().name == "step-00000030"
-    set_aside(checkpoint_path(folder, 40))
+    keep_under_second_name(checkpoint_path(folder, 40))
     assert steps(folder) == [30, 20, 10], "there is none to move"

@@ -7,7 +7,7 @@ from infini_llama.configs.errors import (
     DataError,
     ExitCode,
     Preempted,
-    in_words,
+    error_message,
 )
 from infini_llama.tasks.records.status import RankError, RankStatus
 from infini_llama.tasks.runs.run_folder import RunFolder
@@ -66,7 +66,7 @@ def test_the_first_rank_that_failed_by_itself_is_the_cause():
     ],
 )
 def test_only_an_error_of_another_program_has_its_kind_in_its_words(error, words):
-    assert in_words(error) == words
+    assert error_message(error) == words
 
 
 def test_a_killed_rank_is_named_and_not_the_peer_that_lost_it():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_llama.configs.schedules import SCHEDULES, factor
+from infini_llama.configs.schedules import SCHEDULES, learning_rate_factor
 from infini_llama.configs.schema import TrainingConfig
 
 
@@ -33,16 +33,18 @@ def settings(schedule, warmup=10, total=110, low=0.1):
 )
 def test_by_hand(schedule, points):
     for step, expected in points.items():
-        assert factor(settings(schedule), 110, step) == pytest.approx(expected), step
+        assert learning_rate_factor(settings(schedule), 110, step) == pytest.approx(
+            expected
+        ), step
     assert [
-        factor(settings(schedule), 110, step) for step in range(10)
+        learning_rate_factor(settings(schedule), 110, step) for step in range(10)
     ] == pytest.approx([i / 10 for i in range(1, 11)])
 
 
 def test_wsd_decays_from_the_peak_after_a_warm_up_that_reaches_into_the_last_fifth():
     late = settings("wsd", warmup=100)
     for step, expected in {99: 1.0, 100: 1.0, 101: 0.91, 105: 0.55, 110: 0.1}.items():
-        assert factor(late, 110, step) == pytest.approx(expected), step
+        assert learning_rate_factor(late, 110, step) == pytest.approx(expected), step
 
 
 @given(
@@ -56,7 +58,8 @@ def test_never_rises_after_the_warm_up_nor_leaves_its_range(
 ):
     train = settings(schedule, warmup, warmup + steps, low)
     factors = [
-        factor(train, warmup + steps, step) for step in range(warmup + steps + 1)
+        learning_rate_factor(train, warmup + steps, step)
+        for step in range(warmup + steps + 1)
     ]
     assert all(math.isfinite(value) and 0 <= value <= 1 + 1e-12 for value in factors)
     assert all(

@@ -24,20 +24,22 @@ from infini_llama.tasks.train.worker.callbacks.callback import (
     Update,
 )
 from infini_llama.tasks.train.worker.callbacks.evaluation import rows_with
+from infini_llama.tasks.train.worker.callbacks.metrics_hook import (
+    call_hook,
+    load_hook,
+)
 from infini_llama.tasks.train.worker.callbacks.metrics_writer import (
     MetricsWriter,
     Sample,
     TensorBoard,
     flat,
 )
-from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
-from infini_llama.tasks.train.worker.callbacks.reporting import Reporter, ReporterThread
-from infini_llama.tasks.train.worker.callbacks.step_metrics import (
-    call_hook,
-    load_hook,
+from infini_llama.tasks.train.worker.callbacks.peak_flops import (
     peak_flops,
     utilization,
 )
+from infini_llama.tasks.train.worker.callbacks.profiler import Profiler
+from infini_llama.tasks.train.worker.callbacks.reporting import Reporter, ReporterThread
 from support.records import make_attempt, make_config
 
 CONFIG = {"train": {"seed": 1, "sample_prompts": ["a"]}}

@@ -3,7 +3,7 @@
 from infini_llama.tasks.records.record import Record
 
 
-class Choice(Record):
+class Decision(Record):
     """A setting that the configuration leaves open, its value, and the reason for it."""
 
     setting: str

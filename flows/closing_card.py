@@ -8,14 +8,15 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact
 
 from infini_llama.configs.errors import Preempted
+from infini_llama.tasks.best_effort import best_effort
 from infini_llama.tasks.document import Document, cell, markdown
-from infini_llama.tasks.formatting import RunPage, best_effort
+from infini_llama.tasks.report.artifact_keys import ArtifactKeys
 from infini_llama.tasks.report.run import loss_picture, run_document
 from infini_llama.tasks.runs.run_reader import RunReader
 
 
 @contextlib.contextmanager
-def closing_card(run: Path, page: RunPage) -> Iterator[Callable[[str], None]]:
+def closing_card(run: Path, page: ArtifactKeys) -> Iterator[Callable[[str], None]]:
     """Make the card when the block is left.
 
     Its last line is the error's sentence, or the block's last report.
