@@ -19,6 +19,7 @@ from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.configs.secrets import with_blocks
 from infini_llama.flows import pipeline
+from infini_llama.flows.closing_card import closing_card
 from infini_llama.flows.executions import execution
 from infini_llama.flows.form import AS_CONFIG, with_changes
 from infini_llama.flows.pipeline import Stages, run_stages
@@ -34,7 +35,6 @@ from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.records.plan import PlannedEnvironment
 from infini_llama.tasks.records.summary import RunSummary
 from infini_llama.tasks.report.artifact_keys import ArtifactKeys
-from infini_llama.flows.closing_card import closing_card
 from infini_llama.tasks.runs.lost_requests import no_request_lost
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.train.retries import retries_for

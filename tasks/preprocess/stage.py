@@ -20,6 +20,7 @@ import tokenizers as tokenizers_library
 from tokenizers import Tokenizer
 
 from infini_llama.configs.errors import DataError, disk_full_as
+from infini_llama.configs.packing import ON_A_GPU
 from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import DataConfig
 from infini_llama.tasks.preprocess.corpus import Corpus, tokens_key
@@ -222,7 +223,8 @@ class Preparation:
             reference = self.lookup()
             if reference is not None:
                 return reference
-            require_device(self.data.device)  # before the work
+            if self.data.packing in ON_A_GPU:
+                require_device(self.data.device)  # before the work
             tokenized = self._tokenize(repair)
             planned = self._planned()
             with self._locked_dataset(planned):

@@ -8,12 +8,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from infini_llama.configs.errors import one_line
 from infini_llama.tasks.batches import batches
+from infini_llama.tasks.machine import Machine, memory
 from infini_llama.tasks.preprocess.sources import texts
 from infini_llama.tasks.preprocess.sources.remote import Ranges
 from infini_llama.tasks.preprocess.sources.text_format import Content, Format, Open
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 256  # rows
 ARROW_FILE = b"ARROW1"
+# Of available memory, a file that fits into it: a compressed batch is larger than the file.
+LARGEST_PART = 16
 
 
 class Parquet(Format):
@@ -88,7 +92,10 @@ def _opened(file: IO[bytes]) -> "ParquetFile":
     # Only where there is such a file: it imports file systems.
     from pyarrow.parquet import ParquetFile
 
-    table = ParquetFile(file, page_checksum_verification=True)
+    try:
+        table = ParquetFile(file, page_checksum_verification=True)
+    except UnicodeDecodeError as error:
+        raise _unreadable_name(error) from None
     column_ends = [
         (column.dictionary_page_offset or column.data_page_offset)
         + column.total_compressed_size
@@ -130,7 +137,7 @@ class Arrow(Format):
 
 def _texts_of_batches(content: Content) -> TextRecords:
     text_column = content.text_column
-    with _seekable(content.stream) as file:
+    with _seekable(content.stream) as file, _damaged_lengths(file):
         if not _is_arrow_file(file):
             yield from _texts(_streamed(file, text_column), text_column)
             return
@@ -142,6 +149,24 @@ def _texts_of_batches(content: Content) -> TextRecords:
             return sum(table.get_batch(number).num_rows for number in range(first))
 
         yield from _texts(map(table.get_batch, range(first, last)), text_column, before)
+
+
+@contextmanager
+def _damaged_lengths(file: IO[bytes]) -> Iterator[None]:
+    """Tell a length in the file that no file of its size can have from too little memory.
+
+    Raises:
+        Unreadable: Arrow asks for more memory than there is, and the file is much smaller.
+    """
+    try:
+        yield
+    except MemoryError:
+        size = file.seek(0, os.SEEK_END)
+        if size < memory(Machine()).available // LARGEST_PART:
+            raise Unreadable(
+                "is damaged (it states a length beyond this machine's memory)"
+            ) from None
+        raise
 
 
 def _is_arrow_file(file: IO[bytes]) -> bool:
@@ -223,10 +248,12 @@ def _require_column(schema: pa.Schema, text_column: str) -> None:
     try:
         names = schema.names
     except UnicodeDecodeError as error:
-        raise Unreadable(
-            f"has a column whose name is not UTF-8 ({error.reason})"
-        ) from None
+        raise _unreadable_name(error) from None
     named_column(names, text_column)
+
+
+def _unreadable_name(error: UnicodeDecodeError) -> Unreadable:
+    return Unreadable(f"has a column whose name is not UTF-8 ({error.reason})")
 
 
 FORMATS = {"parquet": Parquet(), "arrow": Arrow()}

@@ -66,7 +66,8 @@ def _of_delimiter(
     """
     for number, text in blocks:
         if number == 1:
-            _refuse_other_delimiter(text.splitlines()[0], delimiter, text_column)
+            header = next(iter(text.lstrip("\r\n").splitlines()), "")
+            _refuse_other_delimiter(header, delimiter, text_column)
         yield number, text
 
 
@@ -103,10 +104,13 @@ def _refuse_other_delimiter(header: str, delimiter: str, text_column: str) -> No
 def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
     """The texts of rows, of which the first one is the header."""
     first_lines, first_rows = next(table, ([0], [list[str]()]))
-    header = first_rows[0]
+    # Empty lines are no rows, also before the header.
+    place = next((place for place, row in enumerate(first_rows) if row), 0)
+    header = first_rows[place]
     column = named_column(header, text_column)
     width = len(header)
-    for numbers, rows in chain([(first_lines[1:], first_rows[1:])], table):
+    after = place + 1
+    for numbers, rows in chain([(first_lines[after:], first_rows[after:])], table):
         if set(map(len, rows)) == {width}:
             batch = [row[column] for row in rows]
             if are_short(batch):

@@ -1,6 +1,7 @@
 """`source: files`: the files that patterns name, on this machine or anywhere else."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,8 @@ class File(TextInput):
         if stamp is None:
             return sys.maxsize
         _, modified, _, changed = stamp
-        return max(modified, changed)
+        # Anyone can set the first one, also to the future; the system sets the second.
+        return changed if modified > time.time_ns() else max(modified, changed)
 
 
 class Files(Source):

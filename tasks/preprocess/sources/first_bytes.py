@@ -3,7 +3,12 @@
 import json
 import re
 
-from infini_llama.configs.text_formats import BY_ENDING, RECORD_ENDINGS, TEXT_FORMATS
+from infini_llama.configs.text_formats import (
+    BY_ENDING,
+    DOCUMENT_ENDINGS,
+    RECORD_ENDINGS,
+    TEXT_FORMATS,
+)
 from infini_llama.tasks.preprocess.sources.texts import Refused, Unreadable
 
 WINDOW = 2**16  # bytes that are looked at
@@ -89,7 +94,7 @@ def refuse_records(
             ending of a format within it.
     """
     kind = _json_kind(first, ending, text_column) or _delimited_kind(first, text_column)
-    if kind is None and ending not in PROSE:
+    if kind is None and ending not in (*DOCUMENT_ENDINGS, *MARKUP):
         in_name = FORMAT_IN_NAME.search(name)
         kind = BY_ENDING[in_name[1]].name if in_name else None
     if kind:

@@ -16,7 +16,8 @@ from infini_llama.tasks.preprocess.sources.first_bytes import FORMAT_IN_NAME
 from infini_llama.tasks.storage.artifacts import MANIFEST, SELF_CHECKSUM
 
 EXPORTED = "exported models"
-# A file that this program writes into such a folder, and words at its beginning or end.
+# A file that this program writes into such a folder, and words at its beginning or end. Another
+# README may have them, too: that of a model is beside its config.json.
 WRITTEN = {
     "lineage.json": (SELF_CHECKSUM, "runs"),
     MANIFEST: (SELF_CHECKSUM, "datasets, units or checkpoints"),
@@ -60,7 +61,8 @@ def _kind_written(folder: str) -> str | None:
                 first = file.read(LOOKED_AT)
         except OSError:  # there is none, or it is closed to this user
             continue
-        if words.encode() in first + last:
+        is_alone = kind == EXPORTED and not Path(folder, "config.json").exists()
+        if words.encode() in first + last and not is_alone:
             return kind
     return None
 

@@ -162,7 +162,7 @@ def named_column(names: list[str], text_column: str) -> int:
         Unreadable: there is none, or several.
     """
     if text_column not in names:
-        columns = escaped(", ".join(names)) or "none"
+        columns = escaped(", ".join(f"'{name}'" for name in names)) or "none"
         raise Unreadable(
             f"has no column '{text_column}' (it has {columns}); "
             "name the one with the text in data.text_column"

@@ -42,8 +42,8 @@ class AnswerTargets:
             section = file.key.rpartition(".")[0]
             raise DataError(
                 f"{file} has a document without {section}.answer_after={self.answer_after!r} "
-                f"({text.decode()[:60]!r} …), so it has no answer; "
-                f"leave it out, correct the key, or set {section}.loss_on=all."
+                f"({text.decode()[:60]!r} …), so it has no answer; leave it out, correct the key, "
+                f"or set {section}.loss_on=all. A text of more than 16 MiB is several documents."
             )
         return ((place + len(mark), len(text)),)
 

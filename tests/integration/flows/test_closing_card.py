@@ -6,9 +6,9 @@ import re
 import pytest
 
 from infini_llama.configs.reading import changed
+from infini_llama.flows.closing_card import card
 from infini_llama.tasks.records.metrics import TrainLine, ValidationLine
 from infini_llama.tasks.records.status import AttemptRecord
-from infini_llama.flows.closing_card import card
 from infini_llama.tasks.runs.run_folder import RunFolder, append_attempt
 from support.made_up_runs import add_checkpoint, add_result
 from support.records import make_lineage

@@ -56,7 +56,7 @@ def test_hugging_face_folders_are_read_saved_or_as_on_the_hub(tmp_path, monkeypa
     assert survey(
         DataConfig(files=[str(tmp_path / "saved")], text_column="body")
     ).documents == sorted(filter(None, TEXTS))
-    with pytest.raises(DataError, match=r"text.*id, body"):
+    with pytest.raises(DataError, match=r"text.*'id', 'body'"):
         survey(DataConfig.model_validate(given | {"text_column": "text"}))
     with pytest.raises(DataError, match="nothing"):
         survey(DataConfig.model_validate(given | {"dataset_split": "nothing"}))

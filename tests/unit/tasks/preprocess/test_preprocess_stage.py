@@ -13,6 +13,7 @@ from infini_llama.configs.errors import DataError, PipelineError
 from infini_llama.configs.reading import changed
 from infini_llama.tasks import batches
 from infini_llama.tasks.preprocess.stage import Preparation, preprocess
+from infini_llama.tasks.preprocess.tokens.parts import SETTLED
 from infini_llama.tasks.preprocess.tokens.reader import TokenReader
 from infini_llama.tasks.records.dataset import DatasetRef
 from infini_llama.tasks.tokenizers.tokenizer import EOS
@@ -139,6 +140,17 @@ def test_a_dataset_that_a_run_is_about_to_use_counts_as_used(data, tmp_path):
     assert time.time() - folder.stat().st_mtime < 1000, (
         "gc keeps it, also before the run is bound to it"
     )
+
+
+def test_a_time_in_the_future_does_not_make_a_text_new(data, tmp_path):
+    """As an archive or another machine's clock leaves it."""
+    text = tmp_path / "text"
+    write_files(text, (f"words of text {n} " * 40 for n in range(4)))
+    os.utime(next(text.iterdir()), (2**33, 2**33))
+    time.sleep(SETTLED / 1e9 + 0.1)
+    first = preprocess(data(files=[str(text)]), tmp_path / "home")
+    known = Preparation(data(files=[str(text)]), tmp_path / "home").lookup()
+    assert known == changed(first, built=())
 
 
 def test_what_another_user_has_prepared_is_used(data, tmp_path, monkeypatch):

@@ -96,6 +96,13 @@ def test_gpus_that_are_visible(monkeypatch, gpu):
             require_device("cuda")
 
 
+def test_rows_that_the_cpu_computes_need_no_gpu(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "DEVICES", tmp_path)  # without a driver
+    assert preprocess(data(packing="best_fit", device="cuda"), tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.device=cuda"):
+        preprocess(data(packing="greedy", device="cuda"), tmp_path / "other")
+
+
 def test_a_gpu_that_fails_is_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with (

@@ -119,7 +119,7 @@ def test_errors_of_a_stream_are_reported(data, folder, cache, tmp_path):
         "files": [],
         "streaming": True,
     }
-    with pytest.raises(DataError, match=r"hub.*text.*id, body"):
+    with pytest.raises(DataError, match=r"hub.*text.*'id', 'body'"):
         preprocess(data(**given), tmp_path / "home")
     with pytest.raises(DataError, match="nothing"):
         preprocess(

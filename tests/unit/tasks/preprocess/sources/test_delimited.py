@@ -265,6 +265,14 @@ def test_an_error_names_the_line(tmp_path, monkeypatch, name, content, words):
     assert str(refused.value).startswith(words)
 
 
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_empty_lines_before_the_header_are_no_rows(tmp_path, end, quoted):
+    text = '"a"' if quoted else "a"
+    content = end.join(["", "", "id,text", f"1,{text}", "", "2,b", ""])
+    assert read(written(tmp_path, content, "x.csv")) == ["a", "b"]
+
+
 def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
     found = read(
         written(

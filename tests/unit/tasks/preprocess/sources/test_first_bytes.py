@@ -134,6 +134,8 @@ def test_records_under_another_name_are_refused_with_their_format(
         ("readme.md", '<p align="center">words</p>\n<html>'),
         ("log.txt", "{not json} words\n"),
         ("about.csv.txt", "What the table has.\n"),
+        ("to.json.py", "def to_json(x): return str(x)\n"),
+        ("about.json.html", "<html>What JSON is.</html>\n"),
         ("none.txt", ""),
         ("lines.txt", "\n\n"),
         ("blanks.txt", f"{' ' * 5000}word"),

@@ -236,6 +236,12 @@ def test_a_file_of_a_run_that_is_named_is_refused(tmp_path):
         names(tmp_path, "run/metrics.jsonl")
 
 
+def test_a_text_about_exported_models_is_one(tmp_path):
+    write(tmp_path, "deep/a.jsonl")
+    (tmp_path / "README.md").write_text("Notes on models exported by infini-llama.")
+    assert names(tmp_path, "") == {"README.md", "deep/a.jsonl"}
+
+
 def test_files_of_the_same_names_that_others_wrote_are_text(tmp_path):
     write(tmp_path, "lineage.json", "manifest.json", "README.md", "deep/a.jsonl")
     assert names(tmp_path, "") == {

@@ -41,6 +41,9 @@ OFFSETS = (
     struct.pack("<3i", 0, 4, 8),
     struct.pack("<3i", 0, 4, 3),
 )
+# The first batch states a body that is 2**40 bytes longer than it is.
+LONG_BATCH = bytearray(ARROW.getvalue())
+LONG_BATCH[165] = 1
 # name: content, the message about it, and how many of its documents and records are used and skipped
 FILES = {
     "utf-16.txt": ("text".encode("utf-16"), "is UTF-16, not UTF-8"),
@@ -78,7 +81,7 @@ FILES = {
     ),
     "wrong-column.parquet": (
         parquet("x").replace(b"text", b"body"),
-        "has no column 'text' (it has body)",
+        "has no column 'text' (it has 'body')",
     ),
     "deep.json": (b"[" * 200_000, "is nested too deeply after its value 0"),
     "deep-and-whole.json": (
@@ -89,7 +92,7 @@ FILES = {
     "latin.txt": (b"caf\xe9", "is not UTF-8 (byte 3: 0xe9)"),
     "column.csv": (
         b"id,body\n1,good\n",
-        "has no column 'text' (it has id, body); name the one with the text in data.text",
+        "has no column 'text' (it has 'id', 'body'); name the one with the text in data.text",
     ),
     "quote.csv": (
         b'id,text\n1,good\n2,"open\n',
@@ -115,6 +118,11 @@ FILES = {
         ARROW.getvalue().replace(b"text", b"t\xffxt"),
         "has a column whose name is not UTF-8",
     ),
+    "name.parquet": (
+        TABLE.replace(b"text", b"t\xffxt"),
+        "has a column whose name is not UTF-8",
+    ),
+    "length.arrow": (bytes(LONG_BATCH), "is damaged (it states a length beyond"),
     "time.parquet": (
         parquet(2**62, kind=pa.timestamp("us")),
         "has timestamp[us] instead of text",
