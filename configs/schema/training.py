@@ -72,7 +72,7 @@ class TrainingConfig(Section):
         "Default: random weights.",
         min_length=1,
     )
-    init_gate: float | list[float | list[float]] | None = inexact(
+    init_gate: float | list[float | list[float]] | None = fixed(
         default=None,
         description="Initial value of Infini-attention's gates, before the sigmoid; not used if "
         "train.init_from has gates. A list has an entry per layer with a memory: a value, or a "

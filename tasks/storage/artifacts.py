@@ -31,7 +31,7 @@ from infini_llama.tasks.records.manifest import (
     UnitManifest,
 )
 from infini_llama.tasks.records.record import first_fault
-from infini_llama.tasks.storage.files import OF_SYSTEMS, sync, temporary_name
+from infini_llama.tasks.storage.files import sync, temporary_name
 
 MANIFEST = "manifest.json"
 SELF_CHECKSUM = "self_checksum"  # of the other fields of a JSON file
@@ -50,8 +50,6 @@ NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIN
 # Answers for a file that may be whole.
 NOT_NOW = (errno.EACCES, errno.EPERM, *PASSING)
 READ_AT_ONCE = 2**21  # bytes
-# Left by `datasets` beside the shards when a user maps over them; nothing here reads it.
-USERS_CACHE = "cache-*.arrow"
 log = logging.getLogger("infini_llama.artifacts")
 Read = TypeVar("Read", bound=Manifest)
 
@@ -335,9 +333,9 @@ def check(
     checksums: bool | Collection[str],
     key: str | None = None,
 ) -> AnyManifest:
-    """The manifest, once every file is there at its size and no other file is.
+    """The manifest, once every file is there at its size.
 
-    Hidden files and those of systems may be there as well.
+    Other files may be there as well, such as a user's notes or .DS_Store: no reader opens them.
 
     Args:
         checksums: whether the files' bytes are read and compared; or the names of those that are.
@@ -359,16 +357,6 @@ def check(
             )
         if is_read:
             verify_checksum(file, expected.checksum)
-    for relative in _files_below(path):
-        is_listed = (
-            relative.as_posix() in manifest.files or relative.as_posix() == MANIFEST
-        )
-        # .DS_Store, .nfs…: no reader opens them.
-        is_of_system = any(
-            part.startswith(".") or part in OF_SYSTEMS for part in relative.parts
-        )
-        if not is_listed and not is_of_system and not relative.match(USERS_CACHE):
-            raise Damaged(f"{path / relative} is not in the manifest.")
     return manifest
 
 

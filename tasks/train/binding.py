@@ -76,12 +76,21 @@ class Binding:
         if self.before is None:
             return []
         lines = _differences(_compared(self.before), _compared(self.now), "train")
-        changed = [line for name, line in lines.items() if POLICIES[name] is policy]
+        changed = [line for name, line in lines.items() if self._policy(name) is policy]
         before = self.before.loss_weights
         now = self.now.loss_weights
         if before != now and LOSS_WEIGHT is policy:
             changed.append(f"data.sources.loss_weight: {before} before, {now} now")
         return changed
+
+    def _policy(self, name: str) -> Resume:
+        """The policy of a key of section `train`.
+
+        Early stopping counts evaluations, so that their number decides the last step.
+        """
+        if name == "eval_steps" and self.now.train.early_stopping_patience is not None:
+            return Resume.INEXACT
+        return POLICIES[name]
 
 
 def bind_run(

@@ -210,6 +210,7 @@ class BackgroundSave:
             else None
         )
         self.pending: Future[float] | None = None
+        self.unreported = 0.0
         self.copies: Tensors = {}
 
     def save(self, step: int, tensors: Tensors, scalars: JsonObject) -> None:
@@ -224,7 +225,7 @@ class BackgroundSave:
         if self.thread is None:
             self._write(step, tensors, scalars)
             return
-        self.wait()
+        self.unreported += self.wait()
         copies = self._copy(tensors)
         self.pending = self.thread.submit(self._write, step, copies, scalars)
 
@@ -239,14 +240,16 @@ class BackgroundSave:
         return pending.result() if pending else 0.0
 
     def poll(self) -> float:
-        """Seconds of a save that has completed since the last call, else 0.
+        """Seconds of the saves that have completed since the last call, 0 of none.
 
         Raises:
             Exception: what the save failed with.
         """
+        seconds = self.unreported
+        self.unreported = 0.0
         if self.pending and self.pending.done():
-            return self.wait()
-        return 0.0
+            seconds += self.wait()
+        return seconds
 
     def __enter__(self) -> "BackgroundSave":
         return self
@@ -324,14 +327,8 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
     memory = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
     if not isinstance(value, DTensor):
         return memory
-    return DTensor.from_local(
-        memory,
-        value.device_mesh,
-        value.placements,
-        run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
-    )
+    # `from_local` would move it to the mesh's device.
+    return DTensor(memory, value._spec, requires_grad=False)  # pyright: ignore[reportPrivateUsage]
 
 
 def save_checkpoint(

@@ -13,7 +13,6 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -134,12 +133,13 @@ class WeightsAndBiases:
                 config=config,
                 settings=wandb.Settings(console="off", silent=True),
             )
-        except wandb.Error as error:
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise ConfigError(
                 f"train.report_to has wandb, but it cannot start ({error}); "
                 "log in with `wandb login`, or set environment.env.WANDB_MODE=offline."
             ) from error
         self.waiting: dict[str, Any] = {}
+        self.sent_before = self.sent.step
         self.step = self.sent.step
 
     def scalars(self, values: dict[str, float], step: int) -> None:
@@ -152,10 +152,11 @@ class WeightsAndBiases:
         self._add({name: table}, step)
 
     def sync(self) -> None:
-        """W&B's own process persists what was sent."""
+        """Send what there is; W&B's own process persists it."""
+        self.send()
 
     def send(self) -> None:
-        """Send the complete step to W&B, once: it is recorded first."""
+        """Send what was collected to W&B, once: its step is recorded first."""
         if self.waiting:
             self.sent = changed(self.sent, step=self.step)
             write_record(self.file, self.sent)
@@ -170,8 +171,11 @@ class WeightsAndBiases:
         self.run.finish()
 
     def _add(self, values: Mapping[str, Any], step: int) -> None:
-        """Collect what belongs to one step: W&B accepts a step only once."""
-        if step <= self.sent.step:
+        """Collect what belongs to one step.
+
+        W&B merges what one process sends of a step, and takes no more of it from a later process.
+        """
+        if step <= self.sent_before:
             return
         if step != self.step:
             self.send()
@@ -209,32 +213,41 @@ def reporters(
 ) -> list[ReporterThread]:
     """The reporters that `train.report_to` names.
 
-    One that cannot start ends an attempt from step 0; a later one continues without it.
+    An attempt continues without one that cannot start, unless the run begins and the user has to
+    correct something.
 
     Args:
         longest_wait: seconds that training may wait for one of them.
 
     Raises:
-        ConfigError: W&B is requested and not available. What else ends a reporter's start is raised
-            as it is.
+        ConfigError: the run begins, and W&B is requested without its package or a login.
     """
     makers: list[tuple[str, Callable[[], Reporter]]] = []
     if "tensorboard" in names:
         makers.append(("TensorBoard", lambda: TensorBoard(run_dir, first_step, config)))
     if "wandb" in names:
         makers.append(("Weights & Biases", lambda: WeightsAndBiases(run_dir, config)))
-    active: list[ReporterThread] = []
-    run_begins = first_step == 0
-    for name, create in makers:
-        reporter = ReporterThread(name, create, longest_wait)
-        with (
-            nullcontext()
-            if run_begins
-            else best_effort(f"reporting to {name}", REPORTING)
-        ):
-            if reporter.has_started():
-                active.append(reporter)
-    return active
+    started = [ReporterThread(name, create, longest_wait) for name, create in makers]
+    return [one for one in started if _is_used(one, run_begins=first_step == 0)]
+
+
+def _is_used(reporter: ReporterThread, run_begins: bool) -> bool:
+    """Whether the reporter has started; if not, there was a warning.
+
+    Raises:
+        ConfigError: the run begins, and the user has to correct something.
+    """
+    mistake = None
+    with best_effort(f"reporting to {reporter.name}", REPORTING):
+        try:
+            return reporter.has_started()
+        except ConfigError as error:
+            if not run_begins:
+                raise
+            mistake = error
+    if mistake is not None:
+        raise mistake
+    return False
 
 
 def flat(config: JsonObject) -> dict[str, bool | int | float | str]:

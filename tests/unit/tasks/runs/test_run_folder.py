@@ -56,6 +56,25 @@ def test_a_changed_setting_is_reported_if_it_changes_the_weights(tmp_path, caplo
             )
 
 
+@pytest.mark.parametrize("patience", [None, 3])
+def test_evaluations_count_where_they_end_a_run(tmp_path, caplog, patience):
+    settings = {"early_stopping_patience": patience}
+    bind_run(config_in(tmp_path, train=settings), DATASET, make_plan())
+    changed = config_in(tmp_path, train=settings | {"eval_steps": 7})
+    bind_run(changed, DATASET, make_plan())
+    assert ("train.eval_steps: 100 before, 7 now" in caplog.text) is (
+        patience is not None
+    )
+
+
+def test_the_gates_of_a_run_are_set_once(tmp_path):
+    model = {"attention": "infini"}
+    bind_run(config_in(tmp_path, model=model), DATASET, make_plan())
+    changed = config_in(tmp_path, model=model, train={"init_gate": 2.0})
+    with pytest.raises(ConfigError, match=r"train\.init_gate: None before, 2\.0 now"):
+        bind_run(changed, DATASET, make_plan())
+
+
 @pytest.mark.parametrize("changed", [{"max_steps": 10}, {"learning_rate": 0.1}])
 def test_changed_settings_of_a_finished_run_are_refused(tmp_path, changed):
     settings: dict = {"max_steps": 20, "warmup_steps": 5}

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -309,3 +310,12 @@ def test_a_reporter_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"infini-llama\[wandb\]"):
         reporters(["wandb"], tmp_path, 0, {}, longest_wait=60)
+
+
+def test_a_reporter_that_fails_is_left_out_from_the_first_step_on(
+    tmp_path, monkeypatch, caplog
+):
+    broken = SimpleNamespace()  # as a TensorBoard for another protobuf
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", broken)
+    assert reporters(["tensorboard"], tmp_path, 0, {}, longest_wait=60) == []
+    assert "reporting to TensorBoard failed" in caplog.text

@@ -3,16 +3,19 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import TrainingConfig
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.storage.tensors import TensorWriter, load_tensors
-from infini_llama.tasks.train.worker.checkpointer import BackgroundSave
+from infini_llama.tasks.train.worker.checkpointer import BackgroundSave, _empty_like
 from infini_llama.tasks.train.worker.rank import exit_code, root_cause
 
 TRAIN = TrainingConfig(save_total_limit=2)
@@ -84,6 +87,24 @@ def test_a_second_save_waits_for_the_first(ranks, tmp_path):
         assert done.wait(10)
         thread.join()
     assert [loaded(tmp_path, step) for step in (1, 2)] == [1.0, 2.0]
+
+
+def test_a_save_that_the_next_one_waits_for_is_measured(ranks, tmp_path):
+    with BackgroundSave(tmp_path, TRAIN, ranks, lambda: time.sleep(0.2)) as saver:
+        saver.save(1, state(1.0), scalars(1))
+        saver.save(2, state(2.0), scalars(2))
+        assert saver.poll() > 0.2
+        assert saver.poll() == 0.0
+
+
+def test_a_copy_of_a_part_on_a_gpu_is_in_host_memory(ranks):
+    """The mesh of a sharded tensor names its device, which need not be that of the copy."""
+    mesh = init_device_mesh("cpu", (1,))
+    part = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    mesh._device_type = "cuda"
+    copy = _empty_like(part)
+    assert copy.to_local().device.type == "cpu"
+    assert (copy.shape, copy.placements) == (part.shape, part.placements)
 
 
 def full_disk() -> None:

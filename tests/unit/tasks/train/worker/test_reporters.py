@@ -20,6 +20,8 @@ from infini_llama.tasks.train.worker.callbacks.reporting import (
 )
 from support.waiting import wait_until
 
+ERRORS = SimpleNamespace(UsageError=OSError, AuthenticationError=OSError)
+
 
 def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(
     tmp_path, monkeypatch
@@ -34,7 +36,7 @@ def test_the_id_of_a_wandb_run_is_saved_before_wandb_creates_the_run(
         ids.append((id, json.loads((tmp_path / "wandb.json").read_text())["id"]))
         raise Ended
 
-    module = SimpleNamespace(init=init, Settings=lambda **settings: None, Error=OSError)
+    module = SimpleNamespace(init=init, Settings=lambda **settings: None, errors=ERRORS)
     monkeypatch.setitem(sys.modules, "wandb", module)
     for _ in range(2):
         with pytest.raises(Ended):
@@ -51,7 +53,7 @@ def ids(monkeypatch) -> list[str]:
         ids.append(id)
         return SimpleNamespace(log=lambda *_, **__: None)
 
-    module = SimpleNamespace(init=init, Settings=lambda **settings: None, Error=OSError)
+    module = SimpleNamespace(init=init, Settings=lambda **settings: None, errors=ERRORS)
     monkeypatch.setitem(sys.modules, "wandb", module)
     return ids
 

@@ -75,6 +75,7 @@ def test_a_resumed_run_continues_its_wandb_run_without_repeated_steps(
         reporter = WeightsAndBiases(tmp_path, {"train": {"seed": 1}})
         for step in range(first + 1, last + 1):
             reporter.scalars({"train/loss": 1.0 / step}, step)
+            reporter.sync()  # before a checkpoint; what follows is of the same step
             reporter.scalars({"validation/loss": float(step)}, step)
         reporter.close({"validation/loss": 8.0})
     ids, lines = logged(tmp_path)
