@@ -105,7 +105,7 @@ def dataset_of_run(config: PipelineConfig) -> DatasetOfRun | None:
         not the same any more.
     """
     run = RunFolder.of(config.runtime)
-    if not run.lineage.exists():
+    if not run.has_begun():
         return None
     try:
         record = RunReader(run.path)
@@ -137,7 +137,7 @@ def require_dataset_of_run(config: PipelineConfig, repaired: DatasetRef) -> None
         DataError: it is damaged, which today's text cannot repair.
     """
     run = RunFolder.of(config.runtime)
-    if not run.lineage.exists():
+    if not run.has_begun():
         return
     bound = run.require_lineage().dataset
     if bound.path == repaired.path:

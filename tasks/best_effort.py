@@ -11,7 +11,12 @@ _failed = set[str]()  # what failed in this process, of what is tried again and 
 
 
 @contextlib.contextmanager
-def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator[None]:
+def best_effort(
+    what: str,
+    advice: str = "",
+    repeated: bool = False,
+    raised: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
     """A block that is only for people, which ends no run.
 
     An error in the block is logged as a warning, and the run continues.
@@ -20,11 +25,13 @@ def best_effort(what: str, advice: str = "", repeated: bool = False) -> Iterator
         what: the part of the run that is missing then.
         advice: a sentence that says what to do about it.
         repeated: the block runs repeatedly: only the first error is logged, with the traceback.
+        raised: errors that end the run all the same.
     """
     try:
         yield
     except BaseException as fault:
-        if not (isinstance(fault, Exception) or is_panic(fault)):
+        is_of_block = isinstance(fault, Exception) or is_panic(fault)
+        if not is_of_block or isinstance(fault, raised):
             raise
         level = logging.DEBUG if repeated and what in _failed else logging.WARNING
         _failed.add(what)

@@ -47,7 +47,7 @@ from infini_llama.tasks.export.importing import (
     open_model,
     parameters_of,
 )
-from infini_llama.tasks.formatting import in_millions
+from infini_llama.tasks.formatting import in_bytes, in_millions
 from infini_llama.tasks.machine import Machine
 from infini_llama.tasks.patch_environment.probe import probe
 from infini_llama.tasks.records.machine import MachineFacts
@@ -71,7 +71,7 @@ class WrittenConfig(Record):
     Attributes:
         files, bytes, text_tokens: of the text, the tokens estimated from a sample.
         parameters, tokens: of the model, and seen in training.
-        memory: of one worker, by the estimate.
+        memory: bytes that a worker needs, by the estimate.
         warning: where there is too little text for the smallest model.
     """
 
@@ -84,7 +84,7 @@ class WrittenConfig(Record):
     parameters: int
     tokens: int
     steps: int
-    memory: str
+    memory: int
     warning: str | None
 
 
@@ -112,7 +112,8 @@ def init(arguments: Namespace) -> Answer:
         )
     if record.warning:
         log.warning(record.warning)
-    text = as_text(record.model_dump(mode="json", exclude={"warning"}))
+    shown = record.model_dump(mode="json", exclude={"warning"})
+    text = as_text(shown | {"memory": f"{in_bytes(record.memory)} per worker"})
     return (
         record.to_json(),
         f"{text}\n\nread it, then: infini-llama run {shlex.quote(str(output))}",

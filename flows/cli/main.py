@@ -162,7 +162,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     ]
     if unknown:
         hints = _hints(unknown) if "overrides" in parsed else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+        of_command = parser.of_commands[parsed.command]
+        of_command.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
     if rest:
         parsed.overrides = [*parsed.overrides, *rest]
     return parsed
@@ -224,7 +225,7 @@ def explain(error: BaseException, is_resumed: bool) -> tuple[int, str]:
         path = error.filename or "a file"
         return ConfigError.exit_code, (
             f"{path} cannot be used ({os.strerror(error.errno)}); change or remove it, or name "
-            "another folder (runtime.home, INFINI_LLAMA_HOME, --output)."
+            "another folder (runtime.home, INFINI_LLAMA_HOME, --output, --html)."
         )
     if isinstance(error, FileNotFoundError) and _current_folder_is_gone():
         return (

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.model.config import parameters
+from infini_llama.tasks.estimate.run import worker_memory
 from infini_llama.tasks.formatting import in_millions
 from infini_llama.tasks.patch_environment.footprint import (
     bytes_of_plan,
-    describe,
     fits,
     memory_per_worker,
     model_of,
@@ -18,6 +19,7 @@ from infini_llama.tasks.patch_environment.footprint import (
 from infini_llama.tasks.patch_environment.plan import plan_environment
 from infini_llama.tasks.records.machine import Gpu, MachineFacts
 
+NEAR = 3  # times as many parameters, or as few
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
 MOST_EPOCHS = 4  # Muennighoff et al. 2023, arXiv 2305.16264
 SHORTEST = 128  # tokens per sequence
@@ -106,7 +108,7 @@ class Fitted:
     batch: int
     steps: int
     workers: int
-    memory: str
+    memory: int
     saving: dict[str, str]
 
 
@@ -194,7 +196,7 @@ def fit_to_memory(
                 batch=batch,
                 steps=steps,
                 workers=plan.nproc_per_node,
-                memory=describe(need, have),
+                memory=sum(worker_memory(config, plan).values()),
                 saving=saving,
             )
     return None
@@ -203,11 +205,24 @@ def fit_to_memory(
 def choose_size(
     fitting: list[Fitted], text: int, facts: MachineFacts, overrides: Overrides
 ) -> tuple[Fitted, str]:
-    """The size to train, and the reason."""
+    """The size to train, and the reason.
+
+    Raises:
+        ConfigError: no size is near the number of parameters that is asked for.
+    """
     if parameters := overrides.parameters:
         nearest = min(
             fitting, key=lambda plan: abs(math.log(plan.parameters / parameters))
         )
+        if not 1 / NEAR < nearest.parameters / parameters < NEAR:
+            smallest, largest = (
+                in_millions(size.parameters) for size in (fitting[0], fitting[-1])
+            )
+            raise ConfigError(
+                f"--parameters: sizes from {smallest} to {largest} parameters are known that fit "
+                f"into this machine's memory, but none is near {in_millions(parameters)}; name "
+                "one of these, or write the section model by hand."
+            )
         return nearest, f"the nearest to {in_millions(parameters)}"
     tokens = overrides.tokens or MOST_EPOCHS * text
     enough = [

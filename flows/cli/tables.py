@@ -116,8 +116,9 @@ def evaluation_text(evaluation: "Perplexity") -> str:
             columns[f"bits per byte {words}".strip()] = result.bits_per_byte_by_part
     size = measured[0][1].part or 0
     count = len(next(iter(columns.values()), ()))
+    length = measured[0][1].length or size * count
     rows = [
-        {"tokens": f"{at * size + 1}-{(at + 1) * size}"}
+        {"tokens": f"{at * size + 1}-{min((at + 1) * size, length)}"}
         | {name: values[at] for name, values in columns.items()}
         for at in range(count)
     ]

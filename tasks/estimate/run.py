@@ -63,15 +63,7 @@ def estimate(
     plan = plan_of(config, pinned)
     sequences = train.global_batch_size
     micro = plan.micro_batch_size
-    memory = bytes_of_plan(config, plan)
-    state = checkpoint_bytes(model, train)
-    if plan.device == "cpu":
-        copy = state // plan.world_size if train.async_save else 0
-        memory |= {
-            "checkpoint_copy": copy,
-            "process": PROCESS,
-            "holes": int(HOLES * sum(memory.values())),
-        }
+    memory = worker_memory(config, plan)
     is_known = train.num_epochs is None and (
         train.max_tokens is None or config.data.has_only_targets
     )
@@ -99,8 +91,22 @@ def estimate(
             loss_chunk=plan.loss_chunk,
         ),
         memory=memory | {"total": sum(memory.values())},
-        checkpoint=state,
+        checkpoint=checkpoint_bytes(model, train),
     )
+
+
+def worker_memory(config: PipelineConfig, plan: EnvironmentPlan) -> dict[str, int]:
+    """Bytes that a worker needs on its device, by what they are for."""
+    memory = bytes_of_plan(config, plan)
+    if plan.device == "cpu":
+        state = checkpoint_bytes(model_of(config), config.train)
+        copy = state // plan.world_size if config.train.async_save else 0
+        memory |= {
+            "checkpoint_copy": copy,
+            "process": PROCESS,
+            "holes": int(HOLES * sum(memory.values())),
+        }
+    return memory
 
 
 def plan_of(config: PipelineConfig, pinned: PinnedSettings | None) -> EnvironmentPlan:

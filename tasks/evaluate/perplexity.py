@@ -104,6 +104,7 @@ class Measured:
             loss_by_part=by_part,
             bits_per_byte_by_part=bits_by_part,
             part=part,
+            length=None if part is None else self.by_place.shape[1],
         )
 
 

@@ -12,8 +12,10 @@ class TextLoss(Record):
 
     Attributes:
         loss: nats per token.
-        loss_by_part, bits_per_byte_by_part: of each part of a sequence, `part` tokens long; None
-            for a part without targets.
+        loss_by_part, bits_per_byte_by_part: of each part of a sequence; None for one without
+            targets.
+        part: tokens of a part, of which the last may have fewer.
+        length: tokens of a sequence.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)
@@ -26,6 +28,7 @@ class TextLoss(Record):
     loss_by_part: tuple[float | None, ...] | None = None
     bits_per_byte_by_part: tuple[float | None, ...] | None = None
     part: int | None = None
+    length: int | None = None
 
 
 class MemoryControls(Record):

@@ -61,7 +61,7 @@ def charts_of_run(run: RunReader) -> list[Chart]:
 
 
 def charts_of_evaluations(run: RunReader) -> list[Chart]:
-    """Numbers found by distance, and bits per byte by part of a sequence.
+    """Numbers found by distance, and bits per byte by part of a sequence, of each text.
 
     Each chart has the newest measurement of its kind.
     """
@@ -78,7 +78,9 @@ def charts_of_evaluations(run: RunReader) -> list[Chart]:
             for words, loss in line.measurements():
                 bits = loss.bits_per_byte_by_part or ()
                 curves.append(Curve(words, range(1, 1 + len(bits)), bits, "points"))
-            chart = Chart("Bits per byte by part of a sequence", curves, "part")
+            text = line.text if isinstance(line.text, str) else ", ".join(line.text)
+            title = f"Bits per byte by part of a sequence: {text}"
+            chart = Chart(title, curves, "part")
         if any(curve.x for curve in curves):
             newest[chart.title] = chart
     return list(newest.values())

@@ -37,8 +37,12 @@ def load_run(run_dir: Path | str, checkpoint: str = "latest") -> TrainedRun:
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         named = default_home() / "runs" / run_dir
-        if named.is_dir():
-            run_dir = named
+        if not named.is_dir():
+            raise ConfigError(
+                f"{run_dir} is neither the path of a run's folder nor the name of one in "
+                f"{named.parent}; `infini-llama runs` lists them."
+            )
+        run_dir = named
     tokenizer = read_tokenizer(dataset_of(run_dir))
     while True:
         chosen = find_checkpoint(run_dir, checkpoint)

@@ -171,6 +171,14 @@ class RunFolder:
             path, {RUN_ID: self.read_id() or secrets.token_hex(8)} | record.to_json()
         )
 
+    def has_begun(self) -> bool:
+        """Whether there is anything of a run, also where its lineage.json was removed."""
+        return (
+            os.path.lexists(self.lineage)
+            or bool(attempt_folders(self))
+            or any(self.checkpoints.glob("step-*"))
+        )
+
     def read_lineage(self) -> Lineage | None:
         """lineage.json, None before the first attempt.
 
@@ -179,11 +187,7 @@ class RunFolder:
         Raises:
             Damaged: there is no such copy, or there are checkpoints without any attempt.
         """
-        if (
-            not os.path.lexists(self.lineage)
-            and not attempt_folders(self)
-            and not any(self.checkpoints.glob("step-*"))
-        ):
+        if not self.has_begun():
             return None
         try:
             return self.read(Lineage, self.lineage)
@@ -253,9 +257,9 @@ class RunFolder:
                 json.dumps(yaml.safe_load(text), default=str)
             )
         except (yaml.YAMLError, ValueError, TypeError, RecursionError):
-            raise Damaged(f"{self.config} is not YAML.") from None
+            raise Damaged(f"{self.config} is not YAML; delete it.") from None
         if not isinstance(config, dict):
-            raise Damaged(f"{self.config} is not a configuration.")
+            raise Damaged(f"{self.config} is not a configuration; delete it.")
         return config
 
 

@@ -222,9 +222,16 @@ class RunReader:
             return None
         return result
 
+    @property
+    def last_line(self) -> int:
+        """The step of the last line of metrics.jsonl; 0 without one."""
+        return self.trained[-1].step if self.trained else 0
+
     @cached_property
     def step(self) -> int:
-        return self.trained[-1].step if self.trained else 0
+        """The last completed step, by metrics.jsonl or by the newest checkpoint."""
+        newest = self.committed[0].step if self.committed else 0
+        return max(self.last_line, newest)
 
     @property
     def max_steps(self) -> int:
@@ -485,13 +492,8 @@ def list_runs(home: Path) -> list[RunResults]:
     for path in run_folders(home):
         try:
             run = RunFolder(path)
-            if run.lineage.exists():
+            if run.read_lineage() is not None:
                 runs.append(RunReader(path).results)
-            elif run.checkpoints.is_dir() and any(run.checkpoints.iterdir()):
-                log.warning(
-                    "run %s is skipped: it has checkpoints, and no lineage.json.",
-                    path.name,
-                )
         except (Damaged, OSError) as fault:  # it may be another user's
             log.warning("run %s is skipped: %s", path.name, fault)
     return sorted(runs, key=lambda run: run.age)

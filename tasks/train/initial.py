@@ -84,7 +84,7 @@ def check_start(config: PipelineConfig) -> None:
         ConfigError: the folder cannot be imported, or nothing names a tokenizer for its weights.
         DataError: a file is missing or damaged.
     """
-    if config.train.init_from is None or RunFolder.of(config.runtime).lineage.exists():
+    if config.train.init_from is None or RunFolder.of(config.runtime).has_begun():
         return
     folder = open_folder(Path(config.train.init_from))
     if not (config.data.tokenizer.path or config.data.tokenizer.encoding):

@@ -132,13 +132,20 @@ def _bound_by_an_attempt(run: RunFolder) -> Generator[None]:
 def write_summary(run: RunFolder) -> RunSummary:
     """Write summary.json of a finished run.
 
+    The summary that is there is kept where metrics.jsonl, which it was made of, has lost its end.
+
     Raises:
         Damaged: result.json is missing, damaged or not of the newest checkpoint.
     """
-    summary = RunReader(run.path).summary
+    reader = RunReader(run.path)
+    summary = reader.summary
     if summary is None:
         raise Damaged(
             f"{run.result} is not the result of the newest checkpoint; run the same command again."
         )
+    stored = run.find(RunSummary, run.summary)
+    has_lost_lines = reader.last_line < summary.steps
+    if has_lost_lines and stored is not None and stored.steps == summary.steps:
+        return stored
     run.write(run.summary, summary)
     return summary

@@ -59,16 +59,19 @@ class Delimited(Format):
 def _of_delimiter(
     blocks: Iterator[Block], delimiter: str, text_column: str
 ) -> Iterator[Block]:
-    """The same blocks.
+    """The same blocks, from the header on: before it, too, empty lines are no rows.
 
     Raises:
         Unreadable: see `_refuse_other_delimiter`.
     """
-    for number, text in blocks:
-        if number == 1:
-            header = next(iter(text.lstrip("\r\n").splitlines()), "")
-            _refuse_other_delimiter(header, delimiter, text_column)
-        yield number, text
+    for number, block in blocks:
+        text = block.lstrip("\r\n")
+        if text:
+            _refuse_other_delimiter(text.splitlines()[0], delimiter, text_column)
+            empty_lines = block.removesuffix(text).splitlines()
+            yield number + len(empty_lines), text
+            break
+    yield from blocks
 
 
 def _refuse_other_delimiter(header: str, delimiter: str, text_column: str) -> None:
@@ -104,13 +107,10 @@ def _refuse_other_delimiter(header: str, delimiter: str, text_column: str) -> No
 def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
     """The texts of rows, of which the first one is the header."""
     first_lines, first_rows = next(table, ([0], [list[str]()]))
-    # Empty lines are no rows, also before the header.
-    place = next((place for place, row in enumerate(first_rows) if row), 0)
-    header = first_rows[place]
+    header = first_rows[0]
     column = named_column(header, text_column)
     width = len(header)
-    after = place + 1
-    for numbers, rows in chain([(first_lines[after:], first_rows[after:])], table):
+    for numbers, rows in chain([(first_lines[1:], first_rows[1:])], table):
         if set(map(len, rows)) == {width}:
             batch = [row[column] for row in rows]
             if are_short(batch):

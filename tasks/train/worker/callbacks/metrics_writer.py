@@ -237,16 +237,9 @@ def _is_used(reporter: ReporterThread, run_begins: bool) -> bool:
     Raises:
         ConfigError: the run begins, and the user has to correct something.
     """
-    mistake = None
-    with best_effort(f"reporting to {reporter.name}", REPORTING):
-        try:
-            return reporter.has_started()
-        except ConfigError as error:
-            if not run_begins:
-                raise
-            mistake = error
-    if mistake is not None:
-        raise mistake
+    to_correct = (ConfigError,) if run_begins else ()
+    with best_effort(f"reporting to {reporter.name}", REPORTING, raised=to_correct):
+        return reporter.has_started()
     return False
 
 

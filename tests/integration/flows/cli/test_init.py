@@ -140,12 +140,15 @@ def test_more_text_more_time_and_more_memory_make_larger_models(begin_on):
     assert hour.parameters < week.parameters
     asked = begin_on([H100], "asked", parameters=100_000_000)[0]
     assert 5e7 < asked.parameters < 2e8
+    for number in (1000, 10**12):
+        with pytest.raises(ConfigError, match="--parameters"):
+            begin_on([T4], f"of-{number}", parameters=number)
 
 
 def test_a_setting_that_saves_memory_is_in_the_file(begin_on):
     config = begin_on(
         [{**T4, "memory": int(2.3 * GIB), "free": int(2.3 * GIB)}],
-        parameters=130_000_000,
+        parameters=29_000_000,
     )[1]
     assert config.train.activation_checkpointing == "full"
 

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from infini_llama.flows.cli.tables import WIDTH, reference_text, terminal
+from infini_llama.flows.cli.tables import (
+    WIDTH,
+    evaluation_text,
+    reference_text,
+    terminal,
+)
 from infini_llama.tasks.document import markdown
 from infini_llama.tasks.records.dataset import DatasetSummary, SplitStats
+from infini_llama.tasks.records.evaluation import Perplexity, TextLoss
 from infini_llama.tasks.report.dataset import dataset_document
 from support.records import make_dataset
 
@@ -97,3 +103,28 @@ def test_a_table_is_no_wider_than_the_terminal(dataset, monkeypatch):
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((400, 50)))
     monkeypatch.delenv("COLUMNS")
     assert max(map(len, dataset_text(dataset).splitlines())) <= WIDTH
+
+
+def test_the_last_part_of_a_sequence_ends_with_it():
+    loss = TextLoss(
+        loss=3.0,
+        perplexity=20.0,
+        bits_per_byte=1.0,
+        tokens=100,
+        bytes=400,
+        loss_by_part=(3.5, 2.5, 3.0),
+        bits_per_byte_by_part=(1.5, 0.5, 1.0),
+        part=40,
+        length=100,
+    )
+    measured = Perplexity(
+        run="a",
+        checkpoint="step-00000001",
+        step=1,
+        device="cpu",
+        text="validation",
+        stream=False,
+        model=loss,
+    )
+    places = re.findall(r"^ *(\d+-\d+) ", evaluation_text(measured), re.MULTILINE)
+    assert places == ["1-40", "41-80", "81-100"]

@@ -96,6 +96,7 @@ def test_a_removed_lineage_is_taken_from_an_attempt(run, tmp_path, caplog):
     ]
     add_attempt(run, 1, make_attempt(run.path, lineage=lineage))
     assert run.read_lineage() == lineage and str(run.lineage) in caplog.text
+    assert [found.run for found in list_runs(tmp_path)] == ["one"]
     # The report of a run that was killed before its first step, which has no metrics.jsonl.
     assert not run.metrics.exists()
     assert RunReader(run.path).results.age >= 0
@@ -390,6 +391,10 @@ def test_a_summary_without_metrics_has_no_losses(run, caplog):
     summary = write_summary(run)
     assert (summary.steps, summary.tokens, summary.validation_loss) == (16, 0, None)
     assert run.read(RunSummary, run.summary) == summary
+    assert RunReader(run.path).results.step == 16, "its checkpoint says so"
+    measured = changed(summary, train_loss=3.0)
+    run.write(run.summary, measured)
+    assert write_summary(run) == measured, "what nothing else records is kept"
     run.result.unlink()
     with pytest.raises(Damaged, match=str(run.result)):
         write_summary(run)

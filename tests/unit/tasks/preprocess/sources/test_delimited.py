@@ -267,10 +267,16 @@ def test_an_error_names_the_line(tmp_path, monkeypatch, name, content, words):
 
 @pytest.mark.parametrize("quoted", [False, True])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_empty_lines_before_the_header_are_no_rows(tmp_path, end, quoted):
+@pytest.mark.parametrize("at_once", [1, 2**16])
+def test_empty_lines_before_the_header_are_no_rows(
+    tmp_path, monkeypatch, end, quoted, at_once
+):
+    monkeypatch.setattr(delimited, "READ", at_once)
     text = '"a"' if quoted else "a"
-    content = end.join(["", "", "id,text", f"1,{text}", "", "2,b", ""])
-    assert read(written(tmp_path, content, "x.csv")) == ["a", "b"]
+    content = end.join(["", "", "id,text", f"1,{text}", "", "2", "3,b", ""])
+    first, narrow, last = read(written(tmp_path, content, "x.csv"))
+    assert (first, last) == ("a", "b")
+    assert "in line 6" in str(narrow)
 
 
 def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
