@@ -103,7 +103,7 @@ class TrainLine(StepLine):
     """One step.
 
     A field is None if it was not measured in this step or was not finite; a `when_measured` one is
-    then left out. Fields that nobody set are not written, so that a new one must be passed by name.
+    then left out. Fields that were not set are not written, so that a new one has to be passed.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)

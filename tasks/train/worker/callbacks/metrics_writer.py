@@ -152,7 +152,7 @@ class WeightsAndBiases:
         self._add({name: table}, step)
 
     def sync(self) -> None:
-        """Send what there is; W&B's own process persists it."""
+        """Send what was collected; W&B's own process persists it."""
         self.send()
 
     def send(self) -> None:
