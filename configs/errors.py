@@ -262,6 +262,11 @@ def no_space(error: BaseException, what: str = "") -> str | None:
         return None
     if not what:
         what = f"'{error.filename}'" if error.filename else "a file"
+    if error.errno == errno.EFBIG:
+        return (
+            f"{what} is larger than a file may be here; raise `ulimit -f`, or use another "
+            "filesystem, and run the same command again."
+        )
     return (
         f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same "
         "command again."

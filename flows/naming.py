@@ -42,6 +42,12 @@ def usable_home(home: Path, name: str) -> Path:
         raise ConfigError(
             f"{name}={home} is no folder ({fault}); name another one."
         ) from None
+    for folder in (home.expanduser().absolute(), *home.expanduser().absolute().parents):
+        if folder.is_symlink() and not folder.exists():
+            raise ConfigError(
+                f"{name}={home}: {folder} is a link to {folder.readlink()}, which does not exist; "
+                "mount its disk, or correct the link."
+            )
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if not existing.is_dir():
         raise ConfigError(f"{name}={home}: {existing} is a file; name a folder.")

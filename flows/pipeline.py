@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infini_llama.configs.errors import ConfigError, DataError
 from infini_llama.configs.schema import EvaluationConfig, PipelineConfig
 from infini_llama.configs.secrets import refuse_blocks, without_secrets
 from infini_llama.flows.dataset_choice import choose_dataset, dataset_of_run
@@ -24,6 +25,7 @@ from infini_llama.tasks.records.summary import PipelineResult, RunSummary
 from infini_llama.tasks.report.run import write_report
 from infini_llama.tasks.runs.mirror import mirrored, restore_dataset, restore_run
 from infini_llama.tasks.storage.artifacts import MANIFEST
+from infini_llama.tasks.tokenizers.encoder import encoder_of_dataset
 from infini_llama.tasks.train.attempt_folder import new_invocation
 from infini_llama.tasks.train.initial import check_start
 from infini_llama.tasks.train.retries import retries_for
@@ -84,6 +86,7 @@ def verify_and_train(
 ) -> PipelineResult:
     """Run the stages after preprocess, which returned `dataset`."""
     report = stages.verify(dataset, config.runtime.home, config.verify.level)
+    refuse_short_passkeys(config, dataset)
     restore_run(config)
     environment = stages.patch_environment(config, dataset.vocab_size)
     with mirrored(config, dataset):
@@ -92,9 +95,36 @@ def verify_and_train(
         )
         folder = summary.paths.run
         after = config.evaluate
-        evaluations = stages.evaluate(folder, after) if after.measurements else None
+        evaluations = mistake = None
+        try:
+            if after.measurements:
+                evaluations = stages.evaluate(folder, after)
+        except (ConfigError, DataError) as error:
+            mistake = error  # export and report need no measurement
         exported = stages.export(folder) if after.exports else None
-        return finish(summary, evaluations, exported)
+        result = finish(summary, evaluations, exported)
+        if mistake is not None:
+            raise mistake
+        return result
+
+
+def refuse_short_passkeys(config: PipelineConfig, dataset: DatasetRef) -> None:
+    """Refuse lengths of `evaluate` that are too short to be measured, before training.
+
+    Raises:
+        ConfigError: see `least_length`.
+    """
+    lengths = config.evaluate.passkey_lengths
+    if "passkey" not in config.evaluate.measurements or not lengths:
+        return
+    from infini_llama.tasks.evaluate.passkey import least_length
+
+    least = least_length(encoder_of_dataset(config.runtime.home / dataset.path))
+    if min(lengths) < least:
+        raise ConfigError(
+            f"evaluate.passkey_lengths has {min(lengths)}: the number and the question alone take "
+            f"up to {least} tokens; give at least that many."
+        )
 
 
 def train_with_retries(

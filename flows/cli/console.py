@@ -242,6 +242,8 @@ def summary_text(summary: "RunSummary") -> str:
     rows: list[tuple[str, object]] = [("run", training), ("validation", validation)]
     if summary.bits_per_byte is not None:
         rows.append(("", f"{summary.bits_per_byte:.3f} bits per byte"))
+    if summary.updates_left_out:
+        rows.append(("", f"{summary.updates_left_out:,} updates were skipped"))
     rows += [
         ("checkpoint", summary.checkpoint),
         ("report", summary.paths.report),

@@ -223,6 +223,11 @@ def explain(error: BaseException, is_resumed: bool) -> tuple[int, str]:
         return ExitCode.UNEXPECTED, sentence
     if isinstance(error, OSError) and error.errno in UNUSABLE:
         path = error.filename or "a file"
+        if error.filename and Path(path).is_symlink() and not Path(path).exists():
+            return ConfigError.exit_code, (
+                f"{path} is a link to {Path(path).readlink()}, which does not exist; mount its "
+                "disk, or correct the link."
+            )
         return ConfigError.exit_code, (
             f"{path} cannot be used ({os.strerror(error.errno)}); change or remove it, or name "
             "another folder (runtime.home, INFINI_LLAMA_HOME, --output, --html)."

@@ -40,6 +40,7 @@ from infini_llama.tasks.runs.reading import reading_of
 from infini_llama.tasks.runs.run_folder import RunFolder, read_metrics
 from infini_llama.tasks.storage.artifacts import (
     EXPORT,
+    MANIFEST,
     commit,
     has_all_files,
     read_manifest,
@@ -143,13 +144,27 @@ def export_trained(run_dir: Path) -> Path:
             return output
         for left in output.parent.glob(f".{output.name}.*.tmp"):  # of a killed export
             shutil.rmtree(left, ignore_errors=True)
+        before = output.with_name(f"{output.name}.before")
         with disk_full_as(f"the export in {output}"), staged(output) as folder:
             write_model(run_dir, folder, chosen.name, "float32", SHARD_SIZE)
             if has_all_files(output, EXPORT):  # of a checkpoint before
-                remove(output)
+                if before.exists():
+                    _bring_over(before, output)
+                output.rename(before)
             commit(folder, output, EXPORT, {"key": key})
+            if before.exists():
+                _bring_over(before, output)
     log.info("%s was exported to %s", chosen.name, output)
     return output
+
+
+def _bring_over(before: Path, output: Path) -> None:
+    """Remove the export of an earlier checkpoint, but for what others have put into its folder."""
+    own = {MANIFEST, *read_manifest(before, EXPORT).files}
+    for path in before.iterdir():
+        if path.name not in own and not (output / path.name).exists():
+            path.rename(output / path.name)
+    remove(before)
 
 
 def write_model(

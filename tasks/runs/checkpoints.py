@@ -378,6 +378,11 @@ def _explicit(folder: Path, path: Path) -> Path:
             f"runtime.resume={path} is not a folder; give auto, must, never, best or a "
             "checkpoint's path."
         )
+    if (path / "checkpoints").is_dir():
+        raise ConfigError(
+            f"runtime.resume={path} is a run's folder; give a checkpoint in it, such as "
+            f"{path / 'checkpoints' / 'latest'}."
+        )
     step = verify(path, checksums=True).step
     if path.parent == folder.resolve():
         abandon_newer(folder, step)

@@ -24,6 +24,7 @@ from infini_llama.tasks.runs.checkpoints import committed, prunable
 from infini_llama.tasks.runs.run_folder import RunFolder, run_folders, size_of
 from infini_llama.tasks.runs.start_records import start_records
 from infini_llama.tasks.storage.artifacts import (
+    MANIFEST,
     ROW_TABLES,
     Damaged,
     read_manifest,
@@ -218,7 +219,10 @@ def _of_run(run: RunFolder, rules: Rules) -> Iterator[Leftover]:
                 of_export = path.name.startswith(f".{run.export.name}.")
                 lock = run.export_lock if of_export else run.lock
                 yield Leftover(path, "temporary", lock)
-            elif DAMAGED.fullmatch(path.name):
+            elif DAMAGED.fullmatch(path.name) and (
+                # A folder without it may be of the user's.
+                place == run.checkpoints or (path / MANIFEST).exists()
+            ):
                 yield Leftover(path, "damaged, moved aside", run.lock)
     for path in sorted((run.checkpoints / "abandoned").glob("*")):
         yield Leftover(path, ABANDONED, run.lock)

@@ -12,7 +12,9 @@ reader. A fetched artifact is used once every checksum of its manifest holds.
 import errno
 import json
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -56,6 +58,7 @@ from infini_llama.tasks.storage.locks import FOREVER, Lock
 
 log = logging.getLogger("infini_llama.mirror")
 LOOK_EVERY = 1.0  # seconds
+WAITED_FOR = 30.0  # seconds between two lines about a mirror that is waited for
 MOST_NAMES = 10  # of what is not copied
 
 
@@ -370,6 +373,8 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
 def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     """Copy what is committed in the background, inside the block; leaving waits for the last copy.
 
+    After an error or a request to stop, it waits for `runtime.grace_period` at most.
+
     A mirror that does not answer never stops training: each new fault is logged as a warning, and a
     failed copy is tried again. What is not copied in the end is logged, too.
     """
@@ -410,11 +415,15 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
         daemon=True,
     )
     thread.start()
+    longest = math.inf
     try:
         yield
+    except BaseException:
+        longest = config.runtime.grace_period
+        raise
     finally:
         over.set()
-        thread.join()
+        copying.wait(thread, longest)
 
 
 class _Copying:
@@ -501,6 +510,21 @@ class _Copying:
             self.copied.add(self.run.path)
         _delete_pruned(mirror, self.run, self.train)
         return ""
+
+    def wait(self, thread: threading.Thread, longest: float) -> None:
+        """Wait for the last copy, for `longest` seconds at most; log that it is waited for."""
+        until = time.monotonic() + longest
+        url = shown_url(self.url)
+        while thread.is_alive():
+            left = until - time.monotonic()
+            if left <= 0:
+                log.warning(
+                    "storage.mirror=%s does not answer%s", url, self._not_copied()
+                )
+                return
+            thread.join(min(left, WAITED_FOR))
+            if thread.is_alive():
+                log.info("waiting for the last copy to storage.mirror=%s", url)
 
     def _not_copied(self) -> str:
         paths = [

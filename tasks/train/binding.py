@@ -23,6 +23,7 @@ from infini_llama.tasks.records.lineage import (
     LineageDataset,
 )
 from infini_llama.tasks.records.plan import EnvironmentPlan, PinnedSettings
+from infini_llama.tasks.records.summary import TrainingResult
 from infini_llama.tasks.runs import checkpoints
 from infini_llama.tasks.runs.run_folder import RunFolder
 from infini_llama.tasks.runs.run_reader import RunReader
@@ -57,8 +58,8 @@ class Binding:
         return RunFolder.of(self.config.runtime)
 
     @cached_property
-    def finished_at(self) -> int | None:
-        """Last step of a run that has finished and has nothing left to do; None for another."""
+    def final_result(self) -> TrainingResult | None:
+        """The result of a run that has finished and has nothing left to do; None of another."""
         resume = self.config.runtime.resume
         if self.before is None or goes_back(resume, self.before):
             return None
@@ -66,7 +67,12 @@ class Binding:
         patience = self.now.train.early_stopping_patience
         if result is None or not result.is_final(self.now.max_steps, patience):
             return None
-        return result.steps
+        return result
+
+    @property
+    def finished_at(self) -> int | None:
+        """The last step of such a run."""
+        return None if self.final_result is None else self.final_result.steps
 
     def changed_settings(self, policy: Resume) -> list[str]:
         """A sentence for each setting of this policy that has changed.
@@ -222,6 +228,13 @@ def refuse_unused_settings(binding: Binding) -> None:
     changed = binding.changed_settings(Resume.INEXACT)
     if step is None or not changed:
         return
+    if binding.final_result and binding.final_result.stopped_early is not None:
+        raise ConfigError(
+            f"run {binding.run.path.name} was ended at step {step} by "
+            "train.early_stopping_patience; set that to a larger number, or to null, to train on. "
+            "Differences",
+            changed,
+        )
     advice = "set runtime.resume to one of its checkpoints"
     if binding.config.runtime.resume not in checkpoints.RULES:
         advice = (

@@ -105,6 +105,9 @@ class Checkpointer:
                 left_out |= OF_LOSSES
             for name in vars(loaded).keys() - left_out:
                 setattr(state, name, getattr(loaded, name))
+            if self._is_taken_back_to(source):
+                # Early stopping has ended the run here, and begins to count anew.
+                state.stale_validations = 0
             for callback in self.callbacks:
                 callback.load_state(state)
             log.info("resumed from %s at step %d", source.name, state.step)
@@ -113,6 +116,16 @@ class Checkpointer:
         # the rest is kept.
         lowest = checkpoints.lowest_loss(self.folder) if self.ranks.is_rank0 else 0.0
         self.lowest_loss = self.ranks.sum(lowest)[0]
+
+    def _is_taken_back_to(self, source: Path) -> bool:
+        """Whether runtime.resume names this checkpoint, with which early stopping ended the run."""
+        lineage = self.training.attempt.lineage
+        named = lineage.resumed_checkpoint
+        patience = lineage.train.early_stopping_patience
+        if named is None or patience is None:
+            return False
+        is_named = Path(named).resolve() == source.resolve()
+        return is_named and checkpoints.read_state(source).stale_validations >= patience
 
     def advance(self, state: TrainState) -> bool:
         """Count one more step; return whether a checkpoint is due after it.

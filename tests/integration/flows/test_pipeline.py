@@ -5,13 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from infini_llama.configs.errors import ConfigError, DataError, TrainFailed
+from infini_llama.configs.reading import changed
 from infini_llama.configs.schema import PipelineConfig
 from infini_llama.flows import pipeline
 from infini_llama.flows.dataset_choice import choose_dataset, require_dataset_of_run
+from infini_llama.flows.naming import usable_home
 from infini_llama.flows.workarounds.api_logs import ThrottledAPILogHandler
 from infini_llama.tasks.preprocess.stage import preprocess
 from infini_llama.tasks.runs.run_folder import RunFolder, read_attempts
@@ -179,3 +183,53 @@ def test_a_line_for_the_page_of_a_run_can_be_sent():
         "infini_llama.train", logging.INFO, "", 0, "a \udcff \0 \x1b[31mred", (), None
     )
     assert ThrottledAPILogHandler().format(record) == r"a \udcff \x00 \x1b[31mred"
+
+
+def test_lengths_that_hold_no_passkey_are_refused_before_training(begun):
+    config, _ = begun
+    dataset = pipeline.preparation_for(config).build()
+    for lengths, is_refused in (([6, 4000], True), ([4000], False), ([], False)):
+        evaluation = changed(
+            config.evaluate, after_training=["passkey"], passkey_lengths=lengths
+        )
+        asked = changed(config, evaluate=evaluation)
+        with pytest.raises(ConfigError) if is_refused else nullcontext():
+            pipeline.refuse_short_passkeys(asked, dataset)
+
+
+def test_a_measurement_that_fails_takes_no_export_along(begun, monkeypatch):
+    config, _ = begun
+    steps = []
+
+    def stage(name, result=None, fault=None):
+        def run(*_):
+            steps.append(name)
+            if fault:
+                raise fault
+            return result
+
+        return run
+
+    summary = SimpleNamespace(paths=SimpleNamespace(run=None))
+    stages = pipeline.Stages(
+        preprocess=stage("preprocess"),
+        verify=stage("verify", SimpleNamespace(verify_on_read=False)),
+        patch_environment=stage("environment"),
+        train=stage("train", summary),
+        evaluate=stage("evaluate", fault=DataError("no tokens")),
+        export=stage("export"),
+    )
+    monkeypatch.setattr(pipeline, "finish", stage("finish"))
+    dataset = pipeline.preparation_for(config).build()
+    evaluation = changed(config.evaluate, after_training=["perplexity", "export"])
+    asked = changed(config, evaluate=evaluation)
+    with pytest.raises(DataError, match="no tokens"):
+        pipeline.verify_and_train(asked, dataset, stages, "")
+    assert steps == ["verify", "environment", "train", "evaluate", "export", "finish"]
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_home_folder_whose_disk_is_missing_is_not_made(tmp_path, below):
+    (tmp_path / "workspace").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ConfigError, match="which does not exist; mount"):
+        usable_home(tmp_path / "workspace" / below, "runtime.home")

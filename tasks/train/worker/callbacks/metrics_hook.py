@@ -1,9 +1,11 @@
 """`train.metrics_hook`: a user's function that adds numbers to a logged step."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from infini_llama.configs.errors import ConfigError
@@ -37,13 +39,32 @@ def load_hook(name: str | None) -> Hook | None:
     return cast(Hook, hook)
 
 
+@contextmanager
+def _only_measured(model: Llama) -> Generator[None]:
+    """A block after which training goes on as before it, whatever was done to the model's mode."""
+    has_gradient = [parameter.requires_grad for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(True)
+        model.train()
+        for parameter, has in zip(model.parameters(), has_gradient, strict=True):
+            parameter.requires_grad_(has)
+            parameter.grad = None
+
+
 def call_hook(hook: Hook, name: str, model: Llama, line: TrainLine) -> dict[str, float]:
     """The hook's numbers for this step.
 
     Raises:
         ConfigError: it returned something else.
     """
-    numbers = hook(model, line.model_dump(exclude={"kind"}, exclude_unset=True))
+    shown = line.model_dump(exclude={"kind"}, exclude_unset=True)
+    with _only_measured(model):
+        try:
+            numbers = hook(model, shown)
+        except SystemExit as error:
+            raise RuntimeError(f"it ended the process ({error})") from error
     try:
         checked = NUMBERS.validate_python(numbers, strict=True)
     except ValidationError:

@@ -1,6 +1,7 @@
 """Policy of updates: the skipped ones (not finite, or a loss spike), and the loss scale of fp16."""
 
 import logging
+import math
 from collections.abc import Callable
 from statistics import mean, median
 
@@ -157,7 +158,8 @@ class UpdatePolicy(Callback):
                     state.step,
                 )
             return
-        overflow = self.scaler.adjust(update.finite)
+        # The scale multiplies gradients: a loss that is not finite has another cause.
+        overflow = self.scaler.adjust(update.finite) and math.isfinite(update.loss)
         if not update.skipped:
             self.spikes.add(update.loss)
         elif not overflow:

@@ -424,6 +424,23 @@ def test_after_training_the_newest_checkpoint_is_exported_once_and_replaced_as_a
     assert has_all_files(export_trained(run), "export")
 
 
+def test_what_others_put_beside_an_export_stays(run_of):
+    run, model = run_of()
+    folder = export_trained(run)
+    (folder / "model-q8.gguf").write_bytes(b"mine")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.txt").write_text("mine")
+    first = (folder / "manifest.json").read_bytes()
+    state = read_state(committed(run / "checkpoints")[0].path)
+    state.step = 8
+    save_checkpoint(run / "checkpoints", 8, model_tensors(model), state.to_json())
+    assert export_trained(run) == folder
+    assert (folder / "manifest.json").read_bytes() != first
+    assert (folder / "model-q8.gguf").read_bytes() == b"mine"
+    assert (folder / "notes" / "a.txt").read_text() == "mine"
+    assert not folder.with_name("export.before").exists()
+
+
 def test_two_commands_export_a_run_one_after_the_other(run_of, monkeypatch):
     run, _ = run_of()
     written, others = [], []

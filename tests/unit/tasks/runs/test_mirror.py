@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -584,3 +585,20 @@ def test_a_wrong_protocol_is_refused_before_training(home, reference):
         mirrored(settings(home, "nowhere://x"), reference),
     ):
         pass
+
+
+def test_a_mirror_that_hangs_holds_nothing_up_after_a_stop(
+    home, caplog, monkeypatch, reference, run
+):
+    released = threading.Event()
+    monkeypatch.setattr(Mirror, "has", lambda *_: released.wait(60))
+    config = settings(home, "memory://hangs")
+    config = changed(config, runtime=changed(config.runtime, grace_period=0.2))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), mirrored(config, reference):
+        checkpoint(run, 10)
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 30
+    assert "does not answer; not copied: " in caplog.text
+    assert "runs/one/checkpoints/step-00000010" in caplog.text
+    released.set()

@@ -181,6 +181,14 @@ def test_a_run_from_another_ones_checkpoint_has_validations_of_its_own(train):
     assert results.tokens == results.input_tokens > 0, "those of its own steps"
 
 
+def test_a_run_that_early_stopping_has_ended_can_be_taken_back(train):
+    patience = {"early_stopping_patience": 1}
+    one = train("one", {3: 1.0, 6: 2.0}, **patience)
+    assert one.read(TrainingResult, one.result).stopped_early == 1
+    train("one", {9: 0.5, 12: 0.4}, resume=str(one.checkpoints / "latest"), **patience)
+    assert one.read(TrainingResult, one.result).steps == 12
+
+
 def test_weights_of_a_model_are_evaluated_once_before_the_first_step(train, tmp_path):
     export(
         train("one", {3: 7.0, 6: 7.0, 9: 7.0, 12: 7.0}).path,

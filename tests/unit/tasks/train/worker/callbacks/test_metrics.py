@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -214,6 +216,33 @@ def test_a_hook_is_called_and_its_errors_are_reported(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=f"train.metrics_hook={name}"):
             load_hook(name)
     assert load_hook(None) is None
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "model.eval()",
+        "model.hidden(torch.tensor([[1, 2]])).sum().backward()",
+        "model.requires_grad_(False)",
+        "torch.set_grad_enabled(False)",
+        "raise SystemExit(3)",
+    ],
+)
+def test_a_hook_only_measures(tmp_path, monkeypatch, does):
+    (tmp_path / "changing.py").write_text(
+        f"import torch\ndef measure(model, record):\n    {does}\n    return {{}}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "changing", raising=False)
+    model = Llama(LlamaConfig(61, 16, 32, 1, 2, 2, 16))
+    model.model.norm.requires_grad_(False)
+    hook = load_hook("changing:measure")
+    with suppress(RuntimeError):
+        call_hook(hook, "changing:measure", model, TrainLine(step=1))
+    assert torch.is_grad_enabled() and model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    assert frozen == ["model.norm.weight"]
 
 
 def test_the_profiler_records_its_span_only_and_ends_with_the_run(tmp_path):

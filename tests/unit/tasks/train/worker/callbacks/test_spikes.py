@@ -37,10 +37,14 @@ def policy(fp16: bool = False, **changes) -> UpdatePolicy:
 
 
 def end_step(
-    policy: UpdatePolicy, step: int, loss: float = 2.0, skipped: bool = False
+    policy: UpdatePolicy,
+    step: int,
+    loss: float = 2.0,
+    skipped: bool = False,
+    grad_norm: float = 1.0,
 ) -> None:
     result = StepResult(
-        Update(loss, 1.0, False, skipped), 0, TrainLine(step=1, targets=8)
+        Update(loss, grad_norm, False, skipped), 0, TrainLine(step=1, targets=8)
     )
     policy.on_step_end(TrainState(step=step, samples=step * 8), result)
 
@@ -116,11 +120,19 @@ def test_the_reason_of_a_skip_is_named(spikes, caplog):
 def test_an_update_skipped_by_an_overflow_does_not_count():
     fp16 = policy(fp16=True)
     end_step(fp16, 5)
-    end_step(fp16, 6, math.inf, skipped=True)
+    end_step(fp16, 6, grad_norm=math.inf, skipped=True)
     assert (fp16.spikes.losses, fp16.skips) == ([2.0], [])
     fp16.scaler.scale = 1.0
-    end_step(fp16, 7, math.nan, skipped=True)
+    end_step(fp16, 7, grad_norm=math.nan, skipped=True)
     assert (fp16.spikes.losses, fp16.skips) == ([2.0], [7])
+
+
+def test_a_loss_that_is_not_finite_is_no_overflow_of_the_scale(caplog):
+    fp16 = policy(fp16=True, max_skips=1)
+    end_step(fp16, 5, math.nan, skipped=True)
+    assert fp16.skips == [5] and "not finite" in caplog.text
+    with pytest.raises(Diverged):
+        end_step(fp16, 6, math.inf, skipped=True)
 
 
 def test_skips_outside_the_window_do_not_count():
