@@ -145,7 +145,8 @@ class Llama(nn.Module):
         self.most_documents: int | None = None
         # A wrong rope_scaling is refused here.
         scaled_frequencies(config, torch.device("meta"), torch.float32)
-        device = torch.get_default_device()
+        # Of a parameter: accelerate's init_empty_weights sets no default device.
+        device = nn.RMSNorm(1).weight.device
         # Else torch would first draw initial weights of its own.
         with torch.device("meta"):
             self.model = Decoder(config, attention_backend)

@@ -413,7 +413,9 @@ def write_tokenizer(
             {"name": name, "template": text}
             for name, text in kept.chat_template.items()
         ]
-    _write_json(folder / "tokenizer_config.json", special | about)
+    _write_json(
+        folder / "tokenizer_config.json", special | about | kept.tokenizer_settings
+    )
     _write_json(folder / "special_tokens_map.json", special)
 
 

@@ -49,8 +49,12 @@ class InfiniLlamaConfig(PreTrainedConfig):
     model_type = "infini_llama"
 
     def __init__(
-        self, infini_llama: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        infini_llama: dict[str, Any] | None = None,
+        use_cache: bool = True,
+        **kwargs: Any,
     ) -> None:
+        self.use_cache = use_cache
         values = dict(infini_llama or {})
         for field in fields(LlamaConfig):
             if field.name in kwargs and field.name not in HF_FIELDS:
@@ -185,8 +189,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
 
         Rows may be padded on either side, where `attention_mask` [B, T] is 0, or packed:
         `position_ids` [B, T] that do not go up by one begin another document, which sees nothing of
-        those before it. With `past_key_values`, which transformers 5.24 calls `cache`, the tokens
-        are the next ones; only the first of them may be padded. `kwargs` go to the loss function.
+        those before it.
+
+        A cache is begun with use_cache=True alone. With `past_key_values`, which transformers 5.24
+        calls `cache`, the tokens are the next ones; only the first of them may be padded. `kwargs`
+        go to the loss function.
 
         Raises:
             ValueError: both or none of input_ids and inputs_embeds, two caches, or an input that
@@ -197,6 +204,11 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is not None and cache is not None:
             raise ValueError("give either past_key_values or cache")
         past = past_key_values if cache is None else cache
+        if past is not None and not isinstance(past, InfiniCache):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"{CACHE} is a {type(past).__name__}, which has no place for a memory; give none, "
+                "or the one that an earlier call with use_cache=True has returned"
+            )
         if use_cache and past is None:
             past = InfiniCache(
                 max(x.shape[1], self._llama.config.max_position_embeddings)

@@ -51,12 +51,15 @@ class Conversation(Record):
         chat_template: or several, by their names.
         special_tokens: of its tokenizer_config.json or special_tokens_map.json, where it has a chat
             template, which may name them.
+        tokenizer_settings: of its tokenizer_config.json, where it has a chat template: further
+            special tokens, and the side of padding and truncation.
     """
 
     end_tokens: tuple[int, ...] = ()
     generation: JsonObject = Field(default_factory=dict)
     chat_template: str | dict[str, str] | None = None
     special_tokens: dict[str, str] = Field(default_factory=dict)
+    tokenizer_settings: JsonObject = Field(default_factory=dict)
 
     def ends_with(self, end_of_text: int) -> tuple[int, ...]:
         """IDs that end a text: the dataset's end of text, then the end tokens."""

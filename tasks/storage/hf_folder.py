@@ -52,6 +52,13 @@ HEAD = "lm_head.weight"
 ROWS = 4096  # of embedding and head that are compared at once
 CONVERT_TOKENIZER = "AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')"
 CONVERT = "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+# Settings of a tokenizer that a chat template or its batches need, beside single special tokens.
+OF_CHAT = (
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "padding_side",
+    "truncation_side",
+)
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,17 @@ class Folder:
             with opened(file, framework) as source:
                 for name in sorted(source.keys()):
                     yield (
-                        name,
+                        self._name_of(name),
                         source.get_slice(name) if slices else source.get_tensor(name),
                     )
+
+    def _name_of(self, stored: str) -> str:
+        """The name of a stored tensor: that of the embedding, where a file has its tied head alone.
+
+        safetensors' `save_model` writes the first name of a tied pair.
+        """
+        is_tied = self.config.tie_word_embeddings and EMBEDDING not in self.files
+        return EMBEDDING if stored == HEAD and is_tied else stored
 
 
 def open_folder(path: Path) -> Folder:
@@ -178,8 +193,11 @@ def conversation_of(folder: Folder) -> Conversation:
         numbers = value if isinstance(value, list) else [value]
         ends += [number for number in numbers if isinstance(number, int)]
     template = _template(folder.path, tokens.get("chat_template"))
-    names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    contents = {name: _content(tokens.get(name, older.get(name))) for name in names}
+    contents = {
+        name: _content(value)
+        for name, value in (older | tokens).items()
+        if name.endswith("_token")
+    }
     special = {
         name: token for name, token in contents.items() if isinstance(token, str)
     }
@@ -193,6 +211,9 @@ def conversation_of(folder: Folder) -> Conversation:
         generation=kept,
         chat_template=template,
         special_tokens=special if template else {},
+        tokenizer_settings={
+            name: tokens[name] for name in OF_CHAT if template and name in tokens
+        },
     )
 
 

@@ -4,13 +4,18 @@ import os
 
 import pytest
 import torch
-from accelerate import infer_auto_device_map
+from accelerate import (
+    infer_auto_device_map,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+)
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     DataCollatorForSeq2Seq,
+    DynamicCache,
 )
 
 from infini_llama.tasks.storage.hf_folder import open_folder
@@ -56,6 +61,33 @@ def test_weights_that_a_folder_lacks_are_initialised(export_of):
     assert (last.self_attn.gate == 0).all()
     identity = torch.eye(last.self_attn.memory_k.matrix.shape[-1])
     assert (last.self_attn.memory_k.matrix == identity).all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_filled_in_where_accelerate_left_them_empty(export_of, tied):
+    folder = export_of(attention="infini", tie_word_embeddings=tied)[0]
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.tie_weights()
+    weights = str(folder / "model.safetensors")
+    model = load_checkpoint_and_dispatch(model, weights, device_map={"": "cpu"})
+    ids = torch.randint(0, 300, (2, 20))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids).logits, opened(folder)(ids).logits)
+
+
+def test_the_setting_of_a_cache_is_one_of_the_configuration(folder):
+    assert opened(folder).config.use_cache is True
+    assert opened(folder, use_cache=False).config.use_cache is False
+
+
+def test_a_cache_without_a_memory_is_refused(folder):
+    model = opened(folder)
+    ids = torch.randint(0, 300, (2, 20))
+    with pytest.raises(ValueError, match="DynamicCache"):
+        model(ids, past_key_values=DynamicCache())
 
 
 def test_rows_of_a_vocabulary_that_grows_are_drawn(folder):

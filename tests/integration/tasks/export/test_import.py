@@ -553,10 +553,16 @@ def test_an_export_with_a_chat_template_has_the_special_tokens_of_its_folder(
     path, _ = theirs()
     words = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab()
     pad, last = sorted(words, key=words.__getitem__)[5:7]
-    (path / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}")
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    (path / "chat_template.jinja").write_text(
+        "{{ bos_token }}{{ eos_token }}{{ sep_token }}{{ begin_token }}"
     )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "sep_token": pad,
+        "extra_special_tokens": {"begin_token": last},
+        "padding_side": "left",
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
     stated = {"eos_token": {"content": last}, "pad_token": pad}
     (path / "special_tokens_map.json").write_text(json.dumps(stated))
     folder = RunFolder(run_of(attention="softmax")[0])
@@ -568,7 +574,8 @@ def test_an_export_with_a_chat_template_has_the_special_tokens_of_its_folder(
     for place in (path, tmp_path / "out"):
         tokenizer = AutoTokenizer.from_pretrained(place)
         said = tokenizer.apply_chat_template([{"role": "user"}], tokenize=False)
-        assert (said, tokenizer.pad_token) == (last, pad)
+        assert (said, tokenizer.pad_token) == (last + pad + last, pad)
+        assert tokenizer.padding_side == "left"
     assert "has no padding token" not in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -152,6 +152,7 @@ def own_logits(path, ids):
         ({"tie_word_embeddings": True}, []),
         ({"tie_word_embeddings": True}, [tensors(lambda held: {HEAD: held[EMBEDDING].clone()})]),
         ({"tie_word_embeddings": True}, [tensors(lambda held: {HEAD: -held[EMBEDDING]})]),
+        ({"tie_word_embeddings": True}, [tensors(lambda held: {HEAD: held.pop(EMBEDDING)})]),
         ({"tie_word_embeddings": True}, [tensors(lambda held: {HEAD: held[EMBEDDING].bfloat16()})]),
         ({}, [tensors(lambda held: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})]),
         ({}, [tensors(lambda held: {NORM: held[NORM].double(), EMBEDDING: held[EMBEDDING].half()})]),
