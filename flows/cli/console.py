@@ -243,7 +243,7 @@ def summary_text(summary: "RunSummary") -> str:
     if summary.bits_per_byte is not None:
         rows.append(("", f"{summary.bits_per_byte:.3f} bits per byte"))
     if summary.updates_left_out:
-        rows.append(("", f"{summary.updates_left_out:,} updates were skipped"))
+        rows.append(("", f"updates skipped: {summary.updates_left_out:,}"))
     rows += [
         ("checkpoint", summary.checkpoint),
         ("report", summary.paths.report),
