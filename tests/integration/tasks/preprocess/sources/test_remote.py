@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.remote import ConnectedFiles, WebServer, s3_server
 from support.stages import survey
-from support.texts import write_files
+from support.texts import write_files, write_lines
 
 TEXTS = [
     f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)
@@ -149,6 +149,32 @@ def test_a_bucket_without_credentials_is_refused_at_the_first_try(s3, monkeypatc
     with pytest.raises(DataError, match="set the credentials"):
         survey(DataConfig(files=["s3://texts/a-folder-not-listed-before/x.txt"]))
     fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.jsonl", "*/x&y*"])
+def test_names_that_html_escapes_are_read(tmp_path, pattern):
+    folder = tmp_path / "pages" / "a&b"
+    folder.mkdir(parents=True)
+    write_lines(folder / "x&y'z&copy.jsonl", ["one text", "another text"])
+    with WebServer(tmp_path) as server:
+        corpus = survey(DataConfig(files=[f"{server.url}/pages/{pattern}"]))
+    here = survey(DataConfig(files=[f"{tmp_path}/pages/{pattern}"]))
+    assert here.report.records == 2
+    assert (corpus.identity, corpus.report) == (here.identity, here.report)
+
+
+@pytest.mark.parametrize("pattern", ["dead/", "dead/*.txt"])
+def test_a_link_to_a_file_that_the_server_does_not_have_is_named(tmp_path, pattern):
+    write_files(tmp_path / "dead", ["one text"])
+    (tmp_path / "dead" / "none.txt").symlink_to("nowhere")
+    with WebServer(tmp_path) as server:
+        url = server.url.replace("//", "//me:hush@")
+        sources = [{"name": "one", "files": [f"{url}/{pattern}"]}]
+        with pytest.raises(
+            DataError, match=r"data\.sources\.one\.files: .*/dead/none\.txt, which"
+        ) as raised:
+            survey(DataConfig(sources=sources))
+    assert "hush" not in str(raised.value)
 
 
 @pytest.fixture
