@@ -47,7 +47,13 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": "zst",
     b"BZh91AY&SY": "bz2",
     b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xff\x06\0\0sNaPpY": "snappy",
+    b"LZIP\x01": "lzip",
 }
+ARCHIVE_KINDS = ("zip", "7z", "rar")
 TAR = b"ustar"
 TAR_PLACE = 257
 # In this order: the first one begins with that of UTF-16.
@@ -222,8 +228,13 @@ def _refuse_packed(stream: IO[bytes]) -> None:
     kind = next(
         (kind for begin, kind in PACKED.items() if first.startswith(begin)), None
     )
-    if kind == "zip" or first[TAR_PLACE:] == TAR:
+    if kind in ARCHIVE_KINDS or first[TAR_PLACE:] == TAR:
         raise Refused(ARCHIVE)
+    if kind and kind not in COMPRESSED:
+        raise Refused(
+            f"is compressed with {kind}, which is not unpacked here; "
+            f"unpack it, or compress it with {', '.join(COMPRESSED[:-1])} or {COMPRESSED[-1]}"
+        )
     if kind:
         raise Refused(
             f"is compressed with {kind}, which its name does not say; "
