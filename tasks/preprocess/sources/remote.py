@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urldefrag, urlsplit
 
 from infini_llama.configs.errors import (
     ConfigError,
@@ -332,6 +332,11 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
         FileNotFoundError: a web server lists a file that it does not have.
     """
     files, path = filesystem(pattern)
+    is_http = pattern.startswith("http")
+    if is_http:
+        # No server is sent the fragment, and it is no part of the name.
+        pattern = urldefrag(pattern).url
+        path = urldefrag(path).url
     # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one
     # server, its name.
     forms = (pattern, pattern.rstrip("/"), f"{pattern}/")
@@ -339,7 +344,6 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
         (form.removesuffix(path) for form in forms if form.endswith(path)), None
     )
     files.invalidate_cache()
-    is_http = pattern.startswith("http")
     path = path.rstrip("/")
     magic = re.search(r"[*\[]" if is_http else r"[*?\[]", path)
 

@@ -163,6 +163,16 @@ def test_names_that_html_escapes_are_read(tmp_path, pattern):
     assert (corpus.identity, corpus.report) == (here.identity, here.report)
 
 
+@pytest.mark.parametrize("after", ["#frag", "#b/c.csv", "?key=hush#frag"])
+def test_a_name_is_that_of_the_path_of_a_url(folder, web, after):
+    url = f"{web.url}/text/deep/b.jsonl"
+    corpus = survey(DataConfig(files=[url + after]))
+    here = survey(DataConfig(files=[str(folder / "deep" / "b.jsonl")]))
+    assert (corpus.identity, corpus.names) == (here.identity, here.names)
+    _, [(file, name)] = matching(url + after)
+    assert (file.name, name, str(file)) == ("b.jsonl", "b.jsonl", url)
+
+
 @pytest.mark.parametrize("pattern", ["dead/", "dead/*.txt"])
 def test_a_link_to_a_file_that_the_server_does_not_have_is_named(tmp_path, pattern):
     write_files(tmp_path / "dead", ["one text"])
