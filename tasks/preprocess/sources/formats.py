@@ -41,8 +41,9 @@ ARCHIVES = (".tar", ".tgz", ".zip")
 ARCHIVE = "is an archive; unpack it, and name its files"
 READ_AHEAD = 2**20
 BEGINNING = 64  # bytes of a text in which another encoding shows
+GZIP = b"\x1f\x8b"
 PACKED = {
-    b"\x1f\x8b": "gz",
+    GZIP: "gz",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zst",
     b"BZh91AY&SY": "bz2",
@@ -194,6 +195,7 @@ def _content(
             yield file
             return
         _refuse_pointer(file, path)
+        _refuse_unpacked_on_the_way(file, path)
         with unpacked(file, compression_of(path)) as stream:
             _refuse_pointer(stream, path)
             if not kind.is_binary:
@@ -220,6 +222,26 @@ def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
     fault = pointer_in(_first(stream, LONGEST_POINTER + 1))
     if fault:
         raise Refused(fault)
+
+
+def _refuse_unpacked_on_the_way(stream: IO[bytes], path: Path | RemoteFile) -> None:
+    """Refuse a .gz over HTTP that does not begin as one.
+
+    The HTTP client unpacks what has the header Content-Encoding. The reader of gz would call the
+    file damaged.
+
+    Raises:
+        Unreadable: it does not, and has bytes.
+    """
+    if not isinstance(path, RemoteFile) or not path.url.startswith("http"):
+        return
+    first = _first(stream, len(GZIP))
+    if compression_of(path) == "gz" and first and first != GZIP:
+        raise Unreadable(
+            "arrives without the compression that its name says: its server has it unpacked on the "
+            "way (Content-Encoding: gzip), or sends another file; download it, and name the "
+            "downloaded file"
+        )
 
 
 def _refuse_packed(stream: IO[bytes]) -> None:

@@ -163,6 +163,24 @@ def test_names_that_html_escapes_are_read(tmp_path, pattern):
     assert (corpus.identity, corpus.report) == (here.identity, here.report)
 
 
+def test_a_compressed_file_that_its_server_has_unpacked_is_not_called_damaged(
+    folder, web
+):
+    url = f"{web.url}/text/deep/c.jsonl.gz"
+    assert survey(DataConfig(files=[url])).report.records == 100
+    web.content_encoding = "gzip"
+    with pytest.raises(
+        DataError, match=r"c\.jsonl\.gz arrives without the compression .* download it"
+    ) as raised:
+        survey(DataConfig(files=[url]))
+    assert "damaged" not in str(raised.value)
+    web.content_encoding = ""
+    broken = web.root / "broken.jsonl.gz"
+    broken.write_bytes((folder / "deep" / "c.jsonl.gz").read_bytes()[:-9])
+    with pytest.raises(DataError, match="is damaged"):
+        survey(DataConfig(files=[f"{web.url}/broken.jsonl.gz"]))
+
+
 @pytest.mark.parametrize("after", ["#frag", "#b/c.csv", "?key=hush#frag"])
 def test_a_name_is_that_of_the_path_of_a_url(folder, web, after):
     url = f"{web.url}/text/deep/b.jsonl"
