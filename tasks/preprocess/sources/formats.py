@@ -36,7 +36,7 @@ from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.text_format import Content, Format
 from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable
 
-READER_VERSION = 4  # increased by a change after which the same file has other texts
+READER_VERSION = 5  # increased by a change after which the same file has other texts
 ARCHIVES = (".tar", ".tgz", ".zip")
 ARCHIVE = "is an archive; unpack it, and name its files"
 READ_AHEAD = 2**20
