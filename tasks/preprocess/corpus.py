@@ -113,6 +113,9 @@ def tokens_key(data: DataConfig, sources: Sequence[OfSource[str]]) -> str:
         load(data.tokenizer), split_special_tokens
     ):
         key["has_document_bytes"] = True
+        # Earlier datasets with answers may have a space that the text has not.
+        if any(section.loss_on == "answer" for section in sections(data).values()):
+            key["answers_begin_within_a_token"] = True
     return key_of(key)
 
 

@@ -17,7 +17,11 @@ from infini_llama.configs.pointers import refuse_pointer
 from infini_llama.configs.reading import expanded, once
 from infini_llama.configs.schema.tokenizer import TokenizerConfig
 from infini_llama.tasks.storage.dataset_files import TOKENIZER
-from infini_llama.tasks.storage.hf_folder import refuse_other_added_tokens
+from infini_llama.tasks.storage.hf_folder import (
+    CONVERT_TOKENIZER,
+    OTHER_TOKENIZERS,
+    refuse_other_added_tokens,
+)
 from infini_llama.tasks.tokenizers.fragments import cut_of
 from infini_llama.tasks.tokenizers.tiktoken_encodings import (
     ENCODINGS,
@@ -164,9 +168,18 @@ def _read(file: Path, settings: TokenizerConfig) -> Tokenizer:
     except BaseException as error:  # `tokenizers` raises nothing narrower
         if isinstance(error, Exception) or is_panic(error):
             raise ConfigError(
-                f"data.tokenizer.{named}: {file} is not a tokenizer ({error})."
+                f"data.tokenizer.{named}: {file} is not a tokenizer ({error}){_cure(file)}."
             ) from None
         raise
+
+
+def _cure(file: Path) -> str:
+    """How to have a tokenizer.json in place of another file of a tokenizer; "": it is none."""
+    if file.suffix == ".tiktoken" or not any(map(file.match, OTHER_TOKENIZERS)):
+        return ""
+    return (
+        f"; write a {TOKENIZER} with transformers: {CONVERT_TOKENIZER}, and name that"
+    )
 
 
 def _file_of(settings: TokenizerConfig) -> Path:

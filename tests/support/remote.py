@@ -70,6 +70,7 @@ class WebServer(ThreadingHTTPServer):
         faults: of the next requests for content, one each: "503", "cut", "slow"; 403 or 404 forever where `always` has it.
         sent: bytes of each file that were sent, by its name.
         content_type: of each file.
+        content_encoding: of each file; "": none.
     """
 
     daemon_threads = True
@@ -80,6 +81,7 @@ class WebServer(ThreadingHTTPServer):
         self.faults: list[str] = []
         self.always = ""
         self.content_type = "application/octet-stream"
+        self.content_encoding = ""
         self.sent: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
@@ -136,6 +138,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header(
             "Content-Type", "text/html" if path.is_dir() else self.server.content_type
         )
+        if self.server.content_encoding and path.is_file():
+            self.send_header("Content-Encoding", self.server.content_encoding)
         self.send_header("ETag", f'"{blake3(body).hexdigest()}"')
         if asked:
             first, last = int(asked[1]), min(int(asked[2]) + 1, len(body))

@@ -110,16 +110,22 @@ def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
     header = first_rows[0]
     column = named_column(header, text_column)
     width = len(header)
+
+    def record(number: int, row: list[str]) -> str | Fault:
+        if len(row) != width:
+            return Fault(f"has {len(row)} fields instead of {width} in line {number}")
+        if row == header:
+            return Fault(f"repeats the header in line {number}, as joined files do")
+        return row[column]
+
     for numbers, rows in chain([(first_lines[1:], first_rows[1:])], table):
-        if set(map(len, rows)) == {width}:
+        if set(map(len, rows)) == {width} and header not in rows:
             batch = [row[column] for row in rows]
             if are_short(batch):
                 yield batch
                 continue
         yield from in_batches(
-            row[column]
-            if len(row) == width
-            else Fault(f"has {len(row)} fields instead of {width} in line {number}")
+            record(number, row)
             for number, row in zip(numbers, rows, strict=True)
             if row
         )

@@ -36,18 +36,25 @@ from infini_llama.tasks.preprocess.sources.remote import RemoteFile
 from infini_llama.tasks.preprocess.sources.text_format import Content, Format
 from infini_llama.tasks.preprocess.sources.texts import Batch, Refused, Span, Unreadable
 
-READER_VERSION = 4  # increased by a change after which the same file has other texts
+READER_VERSION = 5  # increased by a change after which the same file has other texts
 ARCHIVES = (".tar", ".tgz", ".zip")
 ARCHIVE = "is an archive; unpack it, and name its files"
 READ_AHEAD = 2**20
 BEGINNING = 64  # bytes of a text in which another encoding shows
+GZIP = b"\x1f\x8b"
 PACKED = {
-    b"\x1f\x8b": "gz",
+    GZIP: "gz",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zst",
     b"BZh91AY&SY": "bz2",
     b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xff\x06\0\0sNaPpY": "snappy",
+    b"LZIP\x01": "lzip",
 }
+ARCHIVE_KINDS = ("zip", "7z", "rar")
 TAR = b"ustar"
 TAR_PLACE = 257
 # In this order: the first one begins with that of UTF-16.
@@ -188,6 +195,7 @@ def _content(
             yield file
             return
         _refuse_pointer(file, path)
+        _refuse_unpacked_on_the_way(file, path)
         with unpacked(file, compression_of(path)) as stream:
             _refuse_pointer(stream, path)
             if not kind.is_binary:
@@ -216,14 +224,39 @@ def _refuse_pointer(stream: IO[bytes], path: Path | RemoteFile) -> None:
         raise Refused(fault)
 
 
+def _refuse_unpacked_on_the_way(stream: IO[bytes], path: Path | RemoteFile) -> None:
+    """Refuse a .gz over HTTP that does not begin as one.
+
+    The HTTP client unpacks what has the header Content-Encoding. The reader of gz would call the
+    file damaged.
+
+    Raises:
+        Unreadable: it does not, and has bytes.
+    """
+    if not isinstance(path, RemoteFile) or not path.url.startswith("http"):
+        return
+    first = _first(stream, len(GZIP))
+    if compression_of(path) == "gz" and first and first != GZIP:
+        raise Unreadable(
+            "arrives without the compression that its name says: its server has it unpacked on the "
+            "way (Content-Encoding: gzip), or sends another file; download it, and name the "
+            "downloaded file"
+        )
+
+
 def _refuse_packed(stream: IO[bytes]) -> None:
     """Refuse what is packed, though its name does not say it; of a tar, the bytes can be UTF-8."""
     first = _first(stream, TAR_PLACE + len(TAR))
     kind = next(
         (kind for begin, kind in PACKED.items() if first.startswith(begin)), None
     )
-    if kind == "zip" or first[TAR_PLACE:] == TAR:
+    if kind in ARCHIVE_KINDS or first[TAR_PLACE:] == TAR:
         raise Refused(ARCHIVE)
+    if kind and kind not in COMPRESSED:
+        raise Refused(
+            f"is compressed with {kind}, which is not unpacked here; "
+            f"unpack it, or compress it with {', '.join(COMPRESSED[:-1])} or {COMPRESSED[-1]}"
+        )
     if kind:
         raise Refused(
             f"is compressed with {kind}, which its name does not say; "

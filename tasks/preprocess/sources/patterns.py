@@ -246,6 +246,11 @@ def _remote(
         raise DataError(
             f"{key}: '{shown_url(pattern)}' cannot be listed ({error.strerror})."
         ) from None
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{key}: the listing of '{shown_url(pattern)}' has {error.filename}, which its server "
+            "does not have; remove the link, or name the other files."
+        ) from None
     if not folder:
         return folder, files
     kept = list[tuple[RemoteFile, str]]()

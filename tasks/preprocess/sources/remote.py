@@ -5,6 +5,7 @@ It is read by ranges, each of which is tried several times.
 
 import errno
 import ftplib
+import html
 import io
 import re
 import socket
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urldefrag, urlsplit
 
 from infini_llama.configs.errors import (
     ConfigError,
@@ -48,6 +49,8 @@ WITHOUT_CREDENTIALS = {
     "PartialCredentialsError",
     "ProfileNotFound",
 }
+# With its semicolon: an address that nothing escaped may have `&copy=`.
+ESCAPE = re.compile(r"&#?\w+;")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -205,13 +208,38 @@ def filesystem(url: str) -> tuple[Any, str]:
         try:
             if url.startswith("http"):
                 _require_host(url)
-            return fsspec.core.url_to_fs(url, **settings)
+            files, path = fsspec.core.url_to_fs(url, **settings)
         except TRANSIENT:
             raise
         except Exception as fault:  # every filesystem of fsspec has errors of its own
             raise _not_taken(url, fault) from None
+        if url.startswith("http"):
+            _unescape_links(files)
+        return files, path
 
     return tried(url, opened)
+
+
+def _unescape_links(files: Any) -> None:
+    """Let a listing have the links of a page without HTML's escapes, which fsspec leaves there.
+
+    Otherwise a folder with a `&` in its name would be left out, without an error.
+    """
+    list_page = type(files)._ls
+
+    async def list_unescaped(url: str, detail: bool = True, **settings: Any) -> Any:
+        entries = await list_page(files, url, detail=True, **settings)
+        names = [
+            ESCAPE.sub(lambda match: html.unescape(match[0]), entry["name"])
+            for entry in entries
+        ]
+        if not detail:
+            return names
+        return [
+            entry | {"name": name} for entry, name in zip(entries, names, strict=True)
+        ]
+
+    files._ls = list_unescaped
 
 
 def _not_taken(url: str, fault: Exception) -> ConfigError:
@@ -301,8 +329,14 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
     Raises:
         PipelineError: the listing fails, however often it is tried.
         PermissionError: it is refused.
+        FileNotFoundError: a web server lists a file that it does not have.
     """
     files, path = filesystem(pattern)
+    is_http = pattern.startswith("http")
+    if is_http:
+        # No server is sent the fragment, and it is no part of the name.
+        pattern = urldefrag(pattern).url
+        path = urldefrag(path).url
     # The beginning that the paths of its files lack: a protocol, and where the filesystem is of one
     # server, its name.
     forms = (pattern, pattern.rstrip("/"), f"{pattern}/")
@@ -310,7 +344,6 @@ def matching(pattern: str) -> tuple[bool, list[tuple[RemoteFile, str]]]:
         (form.removesuffix(path) for form in forms if form.endswith(path)), None
     )
     files.invalidate_cache()
-    is_http = pattern.startswith("http")
     path = path.rstrip("/")
     magic = re.search(r"[*\[]" if is_http else r"[*?\[]", path)
 

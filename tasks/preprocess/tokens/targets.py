@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from infini_llama.configs.errors import DataError
+from infini_llama.configs.errors import DataError, tokenizer_faults
 from infini_llama.configs.schema.sources import TextConfig
 from infini_llama.tasks.preprocess.sources.source import TextInput
 from infini_llama.tasks.tokenizers.encoder import Encode, encode_each
@@ -73,22 +74,30 @@ def encode_spans(
     encode: Encode,
     texts: list[bytes],
     spans: Sequence[Sequence[ByteSpan]],
+    encoder: Tokenizer | None = None,
 ) -> EncodedSpans:
-    """Encode documents so that no token reaches across a bound of a span.
+    """Encode documents, and mark the tokens of the spans.
 
-    Each text is encoded as a whole, and its tokens are cut at the bounds. A piece by itself may
-    have other tokens: Llama 2's tokenizer puts a space before what it encodes. If a bound falls
-    inside a token, the pieces of that document are encoded separately.
+    Each text is encoded as a whole, and its tokens are cut at the bounds. If a bound falls inside a
+    token, the pieces of that document are encoded separately, so that no token reaches across it.
+
+    Pieces by themselves may stand for another text: Llama 2's tokenizer puts a space before what it
+    encodes. Such a document keeps the tokens of its whole text. A token across a bound belongs to
+    what begins at that bound.
 
     Args:
         spans: of each text.
+        encoder: gives the IDs of `encode`; None: the tokens of pieces stand for the same text.
+
+    Raises:
+        TokenizerFails: the encoder cannot decode something.
     """
     cuts = [
         _cuts(len(text), of_text) for text, of_text in zip(texts, spans, strict=True)
     ]
     documents = list[np.ndarray]()
     targets = list[np.ndarray]()
-    encoded = _encode_pieces(encode, texts, cuts)
+    encoded = _encode_pieces(encode, texts, cuts, encoder)
     for text, of_text, places, pieces in zip(texts, spans, cuts, encoded, strict=True):
         starts = (0, *places)
         for start, piece in zip(starts, pieces, strict=True):
@@ -114,6 +123,7 @@ def _encode_pieces(
     encode: Encode,
     texts: list[bytes],
     cuts: Sequence[Sequence[int]],
+    encoder: Tokenizer | None,
 ) -> list[list[np.ndarray]]:
     """The tokens of each text in pieces, which end at its cuts and at its end."""
     wholes = encode_each(encode, texts)
@@ -134,9 +144,34 @@ def _encode_pieces(
         ends.append(len(ids))
         if is_whole:
             pieces.append([ids[first:last] for first, last in pairwise(ends)])
+            continue
+        bounds = pairwise((0, *places, len(text)))
+        separate = encode_each(encode, [text[first:last] for first, last in bounds])
+        if encoder and not _stand_for_same_text(encoder, ids, np.concatenate(separate)):
+            pieces.append(_cut_by_offsets(encoder, text, places))
         else:
-            bounds = pairwise((0, *places, len(text)))
-            pieces.append(
-                encode_each(encode, [text[first:last] for first, last in bounds])
-            )
+            pieces.append(separate)
     return pieces
+
+
+def _stand_for_same_text(
+    encoder: Tokenizer, ids: np.ndarray, others: np.ndarray
+) -> bool:
+    with tokenizer_faults():
+        text = encoder.decode(ids.tolist(), skip_special_tokens=False)
+        return encoder.decode(others.tolist(), skip_special_tokens=False) == text
+
+
+def _cut_by_offsets(
+    encoder: Tokenizer, text: bytes, places: Sequence[int]
+) -> list[np.ndarray]:
+    """The tokens of a text in pieces, the first token beyond each place with the later piece."""
+    with tokenizer_faults():
+        encoding = encoder.encode(text.decode(), add_special_tokens=False)
+    # In characters. A token may stand for nothing, and then does not end later than those before.
+    ends = np.maximum.accumulate([end for _, end in encoding.offsets])
+    characters = [len(text[:place].decode()) for place in places]
+    return np.split(
+        np.array(encoding.ids, dtype=np.uint32),
+        np.searchsorted(ends, characters, side="right"),
+    )

@@ -63,7 +63,12 @@ from infini_llama.tasks.storage.dataset_files import TOKENIZER
 from infini_llama.tasks.storage.files import write_atomic
 from infini_llama.tasks.tokenizers.encoder import Encode, encoder_of, special_ids
 from infini_llama.tasks.tokenizers.engines import open_engine
-from infini_llama.tasks.tokenizers.expressed import Loss, Losses, has_all_bytes
+from infini_llama.tasks.tokenizers.expressed import (
+    Loss,
+    Losses,
+    has_all_bytes,
+    keeps_text,
+)
 from infini_llama.tasks.tokenizers.tokenizer import description_of, tokenizer_of
 
 log = logging.getLogger("infini_llama.preprocess")
@@ -110,6 +115,9 @@ def recipe_for(
     deciding = [FORMAT_VERSIONS["unit"], description, eos, engine.name, engine.version]
     if not split_special_tokens:
         deciding.append("text yields special tokens")
+    if not keeps_text(tokenizer, split_special_tokens):
+        # Earlier units with answers may have a space that the text has not.
+        deciding.append("answers begin within a token")
     folder = home / "units" / key_of(deciding)[:32]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TOKENIZER
@@ -368,7 +376,8 @@ class _Writer:
             ids, offsets = engine(texts)
             stream.add(ids, offsets, self.recipe.eos)
             return
-        encoded = encode_spans(engine, texts, spans)
+        encoder = encoder_of(self.tokenizer, self.recipe.split_special_tokens)
+        encoded = encode_spans(engine, texts, spans, encoder)
         stream.add(encoded.ids, encoded.offsets, self.recipe.eos, encoded.targets)
 
     def refuse_special_tokens(

@@ -495,6 +495,30 @@ def test_a_piece_twice_in_a_unigram_is_refused(tmp_path):
         load(section(path=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\xff"),
+        ("tokenizer.model", b"IQ== 0\nIg== 1\n"),
+        ("vocab.json", b'{"a": 0, "b": 1}'),
+        ("vocab.txt", b"[PAD]\n[UNK]\n"),
+        ("merges.txt", b"#version: 0.2\na b\n"),
+    ],
+)
+def test_another_file_of_a_tokenizer_is_refused_with_what_makes_a_tokenizer_json(
+    tmp_path, name, content
+):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=r"AutoTokenizer\.from_pretrained\("
+    ) as raised:
+        load(TokenizerConfig(path=str(tmp_path / name)))
+    assert "tokenizer.json" in str(raised.value)
+    (tmp_path / "own.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is not a tokenizer \(.*\)\.$"):
+        load(TokenizerConfig(path=str(tmp_path / "own.json")))
+
+
 def test_a_tokenizer_without_a_list_of_added_tokens_is_read(tmp_path):
     written = described()
     del written["added_tokens"]

@@ -25,7 +25,7 @@ from infini_llama.tasks.preprocess.tokens import parts
 from infini_llama.tasks.storage.artifacts import read_dataset
 from support.remote import ConnectedFiles, WebServer, s3_server
 from support.stages import survey
-from support.texts import write_files
+from support.texts import write_files, write_lines
 
 TEXTS = [
     f"document {number}: größer, 日本語 " * (number % 40 + 1) for number in range(900)
@@ -149,6 +149,60 @@ def test_a_bucket_without_credentials_is_refused_at_the_first_try(s3, monkeypatc
     with pytest.raises(DataError, match="set the credentials"):
         survey(DataConfig(files=["s3://texts/a-folder-not-listed-before/x.txt"]))
     fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.jsonl", "*/x&y*"])
+def test_names_that_html_escapes_are_read(tmp_path, pattern):
+    folder = tmp_path / "pages" / "a&b"
+    folder.mkdir(parents=True)
+    write_lines(folder / "x&y'z&copy.jsonl", ["one text", "another text"])
+    with WebServer(tmp_path) as server:
+        corpus = survey(DataConfig(files=[f"{server.url}/pages/{pattern}"]))
+    here = survey(DataConfig(files=[f"{tmp_path}/pages/{pattern}"]))
+    assert here.report.records == 2
+    assert (corpus.identity, corpus.report) == (here.identity, here.report)
+
+
+def test_a_compressed_file_that_its_server_has_unpacked_is_not_called_damaged(
+    folder, web
+):
+    url = f"{web.url}/text/deep/c.jsonl.gz"
+    assert survey(DataConfig(files=[url])).report.records == 100
+    web.content_encoding = "gzip"
+    with pytest.raises(
+        DataError, match=r"c\.jsonl\.gz arrives without the compression .* download it"
+    ) as raised:
+        survey(DataConfig(files=[url]))
+    assert "damaged" not in str(raised.value)
+    web.content_encoding = ""
+    broken = web.root / "broken.jsonl.gz"
+    broken.write_bytes((folder / "deep" / "c.jsonl.gz").read_bytes()[:-9])
+    with pytest.raises(DataError, match="is damaged"):
+        survey(DataConfig(files=[f"{web.url}/broken.jsonl.gz"]))
+
+
+@pytest.mark.parametrize("after", ["#frag", "#b/c.csv", "?key=hush#frag"])
+def test_a_name_is_that_of_the_path_of_a_url(folder, web, after):
+    url = f"{web.url}/text/deep/b.jsonl"
+    corpus = survey(DataConfig(files=[url + after]))
+    here = survey(DataConfig(files=[str(folder / "deep" / "b.jsonl")]))
+    assert (corpus.identity, corpus.names) == (here.identity, here.names)
+    _, [(file, name)] = matching(url + after)
+    assert (file.name, name, str(file)) == ("b.jsonl", "b.jsonl", url)
+
+
+@pytest.mark.parametrize("pattern", ["dead/", "dead/*.txt"])
+def test_a_link_to_a_file_that_the_server_does_not_have_is_named(tmp_path, pattern):
+    write_files(tmp_path / "dead", ["one text"])
+    (tmp_path / "dead" / "none.txt").symlink_to("nowhere")
+    with WebServer(tmp_path) as server:
+        url = server.url.replace("//", "//me:hush@")
+        sources = [{"name": "one", "files": [f"{url}/{pattern}"]}]
+        with pytest.raises(
+            DataError, match=r"data\.sources\.one\.files: .*/dead/none\.txt, which"
+        ) as raised:
+            survey(DataConfig(sources=sources))
+    assert "hush" not in str(raised.value)
 
 
 @pytest.fixture

@@ -297,6 +297,29 @@ def test_a_record_with_other_fields_is_named_by_its_first_line(tmp_path):
     assert found == ["good", Fault("has 3 fields instead of 2 in line 3"), "better"]
 
 
+@pytest.mark.parametrize("at_once", [1, 2**16])
+@pytest.mark.parametrize(
+    ("name", "first", "second", "line"),
+    [
+        ("x.csv", "id,text\n1,a\n", "id,text\n2,b\n", 3),
+        ("x.csv", 'id,text\r\n1,"a"\r\n\r\n', '"id","text"\r\n2,b', 4),
+        ("x.csv", "text\na\n", "text\nb\n", 3),
+        ("x.tsv", "id\ttext\n1\ta\n", "id\ttext\n2\tb\n", 3),
+    ],
+)
+def test_a_header_of_a_joined_file_is_not_a_text(
+    tmp_path, monkeypatch, at_once, name, first, second, line
+):
+    monkeypatch.setattr(delimited, "READ", at_once)
+    records = read(written(tmp_path, first + second, name))
+    repeated = Fault(f"repeats the header in line {line}, as joined files do")
+    assert records == ["a", repeated, "b"]
+
+
+def test_a_row_with_the_name_of_the_column_is_a_text(tmp_path):
+    assert read(written(tmp_path, "id,text\n1,text\nid,a\n", "x.csv")) == ["text", "a"]
+
+
 def test_rows_with_quotes_come_in_batches(tmp_path, monkeypatch):
     monkeypatch.setattr(delimited, "READ", 2**16)
     path = written(tmp_path, "id,text\n" + '1,"a, b"\n' * 100, "x.csv")

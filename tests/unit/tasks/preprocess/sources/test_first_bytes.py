@@ -75,6 +75,27 @@ def test_a_page_or_formatted_document_in_place_of_a_text_is_refused(
         documents(written(tmp_path / name, content))
 
 
+@pytest.mark.parametrize(
+    ("ending", "begin", "message"),
+    [
+        ("7z", b"7z\xbc\xaf\x27\x1c\0\4", "is an archive; unpack it"),
+        ("rar", b"Rar!\x1a\x07\1\0", "is an archive; unpack it"),
+        ("lz4", b"\x04\x22\x4d\x18\x64\x40\xa7", "is compressed with lz4"),
+        ("sz", b"\xff\x06\0\0sNaPpY", "is compressed with snappy"),
+        ("lz", b"LZIP\x01\x0c", "is compressed with lzip, which is not unpacked here"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl.{}", "a.{}", "a.jsonl", "a"])
+def test_what_is_packed_in_a_way_that_is_not_read_is_refused(
+    tmp_path: Path, name: str, ending: str, begin: bytes, message: str
+) -> None:
+    path = tmp_path / name.format(ending)
+    path.write_bytes(begin + LINES)
+    with pytest.raises(DataError, match=message) as raised:
+        documents(path)
+    assert "rename" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["page.html", "page.htm.gz", "book.xml"])
 def test_pages_are_read_where_the_name_says_so(tmp_path: Path, name: str) -> None:
     assert documents(written(tmp_path / name, PAGE)) == [PAGE.decode()]

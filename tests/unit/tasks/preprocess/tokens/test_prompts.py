@@ -29,6 +29,7 @@ from infini_llama.tasks.preprocess.tokens.stream import TokenStream
 from infini_llama.tasks.preprocess.tokens.targets import AnswerTargets, encode_spans
 from infini_llama.tasks.report.dataset import describe
 from infini_llama.tasks.storage.artifacts import read_dataset
+from infini_llama.tasks.tokenizers.encoder import reference
 from infini_llama.tasks.verify_data.checks import verify
 from support.texts import documents_of, write_files, write_lines
 from support.tokenizer_kinds import of_kind
@@ -258,6 +259,61 @@ def test_the_tokens_of_an_answer_are_those_of_the_whole_text(kind):
         for bit in [False] * prompt + [True] * (length - prompt + 1)
     ]
     assert found.targets.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers"),
+    [
+        ("llama2", [" river value", " river"]),
+        ("mistral", [" river value", " river"]),
+        ("gemma", ["river value", "river"]),
+        ("byte-level bpe", ["river value", "river"]),
+    ],
+)
+def test_an_answer_that_begins_within_a_token_has_no_space_of_its_own(kind, answers):
+    tokenizer = of_kind(kind)
+    texts = [b"It was the: river value", "größer: it was: river".encode()]
+    found = encode_spans(
+        reference(tokenizer), texts, answers_of(texts, ": "), tokenizer
+    )
+    for number, text in enumerate(texts):
+        first, last = found.offsets[number : number + 2]
+        ids = found.ids[first:last]
+        assert (
+            tokenizer.decode(ids.tolist(), skip_special_tokens=False) == text.decode()
+        )
+        counts = found.targets[first + number : last + number + 1]
+        assert counts[-1]
+        pieces = [tokenizer.id_to_token(token) for token in ids[counts[:-1]].tolist()]
+        answer = "".join(pieces).replace("▁", " ").replace("Ġ", " ")
+        assert answer == answers[number]
+        if kind in ("llama2", "mistral"):
+            assert ids.tolist() == tokenizer.encode(text.decode()).ids
+
+
+def test_a_token_across_the_end_of_a_span_belongs_to_what_follows():
+    tokenizer = of_kind("llama2")
+    text = b"It was the: river value"
+    spans = [[(0, text.index(b" river"))], [(0, text.index(b"river"))]]
+    found = encode_spans(reference(tokenizer), [text, text], spans, tokenizer)
+    same, bound_within_token = np.split(found.targets, 2)
+    assert same.tolist() == bound_within_token.tolist()
+    assert found.ids.tolist() == tokenizer.encode(text.decode()).ids * 2
+
+
+def test_a_dataset_with_answers_has_the_text_as_it_is(data, tmp_path):
+    of_kind("llama2").save(str(tmp_path / "tokenizer.json"))
+    lines = [f"It was the {number}: river value" for number in range(40)]
+    given = data(
+        files=[write_lines(tmp_path / "texts.jsonl", lines)],
+        tokenizer={"path": str(tmp_path / "tokenizer.json")},
+        loss_on="answer",
+        answer_after=": ",
+    )
+    folder = tmp_path / preprocess(given, tmp_path).path
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    documents = [*documents_of(folder, "train"), *documents_of(folder, "validation")]
+    assert {tokenizer.decode(document[:-1]) for document in documents} == set(lines)
 
 
 def filler_of(settings):
