@@ -262,13 +262,11 @@ def no_space(error: BaseException, what: str = "") -> str | None:
         return None
     if not what:
         what = f"'{error.filename}'" if error.filename else "a file"
+    cure = "free space"
     if error.errno == errno.EFBIG:
-        return (
-            f"{what} is larger than a file may be here; raise `ulimit -f`, or use another "
-            "filesystem, and run the same command again."
-        )
+        cure = "raise the limit of a file's size (ulimit -f), or use another filesystem,"
     return (
-        f"no space to write {what} ({os.strerror(error.errno or 0)}); free space and run the same "
+        f"no space to write {what} ({os.strerror(error.errno or 0)}); {cure} and run the same "
         "command again."
     )
 
