@@ -60,6 +60,9 @@ DATABASE_FAULTS = {
 # The last line of a traceback, with the class of the exception in full.
 ERROR = re.compile(r"^[ |]*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 USER_AND_PASSWORD = re.compile(r"(?<=//)[^/@\s]+@")  # of an address
+# Variables that uvicorn reads as its own options, beside those of the command line. Several workers
+# of one server would create the tables of one database at once.
+OF_UVICORN = re.compile(r"UVICORN_.*|WEB_CONCURRENCY|FORWARDED_ALLOW_IPS")
 log = logging.getLogger("infini_llama.prefect")
 
 
@@ -175,10 +178,15 @@ class Server:
             ),
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(prefect_home() / "ui"),
         }
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not OF_UVICORN.fullmatch(name)
+        }
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=defaults | LEASES | os.environ | self.settings | _database(),
+                env=defaults | LEASES | inherited | self.settings | _database(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

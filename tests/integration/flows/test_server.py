@@ -124,6 +124,13 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
         "PREFECT_SERVER_API_BASE_PATH": "/other",
         "PREFECT_CLIENT_MAX_RETRIES": "",
     }
+    # With any of them, uvicorn would not serve as the command line says.
+    of_uvicorn = {
+        "WEB_CONCURRENCY": "2",
+        "FORWARDED_ALLOW_IPS": "*",
+        "UVICORN_SSL_KEYFILE": "missing.pem",
+    }
+    environment |= of_uvicorn
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -133,7 +140,8 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
-        assert len(servers_of(home)) == 1
+        (server,) = servers_of(home)
+        assert not of_uvicorn.keys() & server.environ().keys()
         parent.send_signal(signal.SIGINT)
         parent.communicate(timeout=30)
     wait_until(lambda: servers_of(home) == [], 10)
