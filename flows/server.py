@@ -257,6 +257,9 @@ def _unreachable_explained(
     """
     try:
         yield
+    except PipelineError:
+        # It has its sentence. Where a setting of Prefect is wrong, the imports below would raise.
+        raise
     except Exception as error:
         from httpx import TransportError
         from prefect.exceptions import PrefectHTTPStatusError

@@ -314,6 +314,39 @@ except ConfigError as error:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PREFECT_API_REQUEST_TIMEOUT", "abc"),
+        ("PREFECT_CLIENT_CUSTOM_HEADERS", "{bad"),
+    ],
+)
+def test_a_wrong_setting_of_prefect_is_named_beside_an_own_server(
+    no_prefect, tmp_path, name, value
+):
+    """In a process of its own, as `run`: Prefect's settings fail while it is imported."""
+    check = """
+from pathlib import Path
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.server import api_for_run
+try:
+    with api_for_run(Path("home")):
+        pass
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        env=os.environ | {name: value},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    key = name.split("_", 2)[2].lower()
+    assert "a setting of Prefect is wrong" in done.stdout and key in done.stdout
+
+
 def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # refused at once
     with pytest.raises(PipelineError, match="PREFECT_API_URL"), api_for_run(tmp_path):
