@@ -230,14 +230,14 @@ def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, si
         (200, '"2.20.3"', 64),
         (401, "{}", 64),
         (403, "{}", 64),
-        (404, "{}", 70),
+        (404, "{}", 64),
         (500, "", 70),
     ],
 )
 def test_a_server_that_is_not_usable_is_reported(
     no_prefect, monkeypatch, tmp_path, status, body, code
 ):
-    """A page, another major version of Prefect, a wrong password, another service, and a fault."""
+    """A page, another major version of Prefect, a wrong password, no API there, and a fault."""
 
     with answering(lambda _: (status, body)) as place:
         monkeypatch.setenv("PREFECT_API_URL", f"http://user:secret@{place}/api")
@@ -250,6 +250,16 @@ def test_a_server_that_is_not_usable_is_reported(
             with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
                 raise AssertionError("it was taken for Prefect's API")
             assert raised.value.exit_code == code and "secret" not in str(raised.value)
+
+
+def test_blanks_around_an_address_are_left_out(no_prefect, monkeypatch, tmp_path):
+    with answering(as_empty_server) as place:
+        monkeypatch.setenv("PREFECT_API_URL", f" http://{place}/api ")
+        with api_for_run(tmp_path):
+            assert os.environ["PREFECT_API_URL"] == f"http://{place}/api"
+        monkeypatch.setenv("PREFECT_API_URL", " ")
+        prepare_client(tmp_path)
+        assert not has_api()
 
 
 def as_empty_server(path: str) -> tuple[int, str]:
