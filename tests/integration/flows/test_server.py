@@ -474,18 +474,44 @@ def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
     assert str(file) in str(refused.value) and "ry again" not in str(refused.value)
 
 
-def test_the_setting_that_names_a_database_is_named(no_prefect, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+        "PREFECT_API_DATABASE_CONNECTION_URL",
+        "prefect.toml",
+    ],
+)
+def test_a_database_that_a_setting_names_is_named(
+    no_prefect, monkeypatch, tmp_path, name
+):
     missing = tmp_path / "missing" / "prefect.db"
-    monkeypatch.setenv(
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{missing}"
-    )
+    url = f"sqlite+aiosqlite:///{missing}"
+    if name == "prefect.toml":
+        (tmp_path / name).write_text(f'server.database.connection_url = "{url}"\n')
+    else:
+        monkeypatch.setenv(name, url)
     with (
         pytest.raises(
             ConfigError, match="another place in PREFECT_SERVER_DATABASE_CONNECTION_URL"
-        ),
+        ) as refused,
         api_for_run(tmp_path),
     ):
         pass
+    assert f"Prefect's database {url} cannot be opened" in str(refused.value)
+
+
+def test_a_named_database_is_named_without_its_password(
+    no_prefect, monkeypatch, tmp_path
+):
+    database = "postgresql+asyncpg://user:hunter/2@127.0.0.1:1/prefect"
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", database)
+    server = Server(tmp_path, "127.0.0.1", 4200, {})
+    server.log.parent.mkdir()
+    server.log.write_text("No space left on device\n")
+    with pytest.raises(PipelineError) as refused:
+        server.refuse_database()
+    assert "postgresql+asyncpg://user:***@127.0.0.1:1/prefect" in str(refused.value)
 
 
 def test_a_full_disk_of_the_database_is_named(no_prefect, tmp_path):
