@@ -132,8 +132,8 @@ ENDINGS = {
         action="A checkpoint at the end of the step. After SIGTERM, SIGHUP or SIGUSR1 to torchrun "
         "or a worker, training then continues immediately, and no failure is counted, unless there "
         "is no newer checkpoint than the attempt began with: that is retried as 70 is. After "
-        "SIGTERM, SIGHUP, SIGUSR1, SIGXCPU or Ctrl-C to the command, or a cancellation in Prefect, "
-        "the command ends within the grace period; run it again to resume.",
+        "SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU or Ctrl-C to the command, or a cancellation in "
+        "Prefect, the command ends within the grace period; run it again to resume.",
         of_command="stopped; run the command again to resume",
     ),
     ExitCode.HUNG: Ending(

@@ -10,7 +10,13 @@ and the run itself checks one that is given in its place.
 from typing import Annotated, Any
 
 from prefect.utilities.callables import ParameterSchema
-from pydantic import Field, GetJsonSchemaHandler, GetPydanticSchema, create_model
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    GetPydanticSchema,
+    create_model,
+)
 from pydantic_core import core_schema
 
 from infini_llama.configs.errors import ConfigError
@@ -31,6 +37,8 @@ SHORT = {
     "device": ("environment", "device"),
     "nproc_per_node": ("environment", "nproc_per_node"),
 }
+# The flow's other parameters, which a run has from its deployment.
+HIDDEN = ("config", "schedules", "not_text")
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 TEXTS = {"minLength", "maxLength", "pattern"}
 Schema = dict[str, Any]
@@ -199,6 +207,15 @@ class ChangesForm:
         }
 
 
+class ClosedSchema(ParameterSchema):
+    """Prefect's record of a schema, with the keywords that it has no field for.
+
+    They refuse a run with an unknown parameter: the server would accept it, and it would crash.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+
 def form(config: PipelineConfig) -> ParameterSchema:
     """The schema of the parameters of a deployment of `config`.
 
@@ -213,7 +230,10 @@ def form(config: PipelineConfig) -> ParameterSchema:
     annotation = Annotated[dict[str, Any], ChangesForm(config)]
     model = create_model("Parameters", changes=(annotation, changes))
     schema = model.model_json_schema(ref_template="#/definitions/{model}")
-    return ParameterSchema(definitions=schema.pop("$defs"), **schema)
+    # As in the sections: the form does not show them, and the server does not refuse them.
+    schema["patternProperties"] = {f"^{name}$": True for name in HIDDEN}
+    schema["additionalProperties"] = False
+    return ClosedSchema(definitions=schema.pop("$defs"), **schema)
 
 
 def _explicit(field: Schema) -> Schema:

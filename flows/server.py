@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from json import JSONDecodeError
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infini_llama.configs.errors import ConfigError, PipelineError
 from infini_llama.flows.settings import (
@@ -32,7 +33,11 @@ from infini_llama.flows.workarounds.connection import (
 from infini_llama.flows.workarounds.server import USER_AND_PASSWORD, Server
 from infini_llama.tasks.storage.filesystem import require_folder
 
+if TYPE_CHECKING:
+    from httpx import Response
+
 REFUSALS = (401, 403)  # HTTP
+NOT_FOUND = 404  # HTTP
 UNREACHED = "Failed to reach API"  # words of Prefect's client
 ANSWER_SECONDS = 15.0  # for a server of the user's
 
@@ -124,9 +129,11 @@ def api_for_deploy(home: Path) -> Iterator[None]:
 def prepare_client(home: Path) -> None:
     """Set Prefect's settings of this process, before Prefect is imported.
 
-    What the user has set stays, unless it is empty. Prefect's files go to home/prefect if the user
-    has no Prefect home.
+    What the user has set stays, unless it is empty; the address is without blanks around it.
+    Prefect's files go to home/prefect if the user has no Prefect home.
     """
+    if url := os.environ.get("PREFECT_API_URL"):
+        os.environ["PREFECT_API_URL"] = url.strip()
     # `docker compose` passes what is not set as empty; Prefect 3.9.1 would require an empty
     # password. No issue upstream is known.
     for name, value in list(os.environ.items()):
@@ -257,6 +264,9 @@ def _unreachable_explained(
     """
     try:
         yield
+    except PipelineError:
+        # It has its sentence. Where a setting of Prefect is wrong, the imports below would raise.
+        raise
     except Exception as error:
         from httpx import TransportError
         from prefect.exceptions import PrefectHTTPStatusError
@@ -274,10 +284,12 @@ def _unreachable_explained(
                     f"the Prefect server refuses this client ({words}); {action}, and "
                     "PREFECT_API_AUTH_STRING or PREFECT_API_KEY."
                 ) from error
-            raise PipelineError(
-                f"the Prefect server answers with an error ({words}); {action}."
-            ) from error
-        if isinstance(cause, JSONDecodeError) or "incompatible versions" in words:
+            if not _lacks_api(cause.response):
+                raise PipelineError(
+                    f"the Prefect server answers with an error ({words}); {action}."
+                ) from error
+        is_no_api = isinstance(cause, JSONDecodeError | PrefectHTTPStatusError)
+        if is_no_api or "incompatible versions" in words:
             raise ConfigError(
                 f"there is no API of this version of Prefect ({words}); {action}, which ends with "
                 "/api."
@@ -289,6 +301,12 @@ def _unreachable_explained(
             f"the Prefect server does not respond ({words}); {action}. The state of a run is in "
             "its folder: the same command reports its result, or resumes it."
         ) from error
+
+
+def _lacks_api(response: "Response") -> bool:
+    """Whether the server has no page with its version, which each API of Prefect has."""
+    is_of_version = response.request.url.path.endswith("/admin/version")
+    return is_of_version and response.status_code == NOT_FOUND
 
 
 def _without_wrapper(error: Exception) -> BaseException:

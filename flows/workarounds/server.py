@@ -60,6 +60,9 @@ DATABASE_FAULTS = {
 # The last line of a traceback, with the class of the exception in full.
 ERROR = re.compile(r"^[ |]*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 USER_AND_PASSWORD = re.compile(r"(?<=//)[^/@\s]+@")  # of an address
+# Variables that uvicorn reads as its own options, beside those of the command line. Several workers
+# of one server would create the tables of one database at once.
+OF_UVICORN = re.compile(r"UVICORN_.*|WEB_CONCURRENCY|FORWARDED_ALLOW_IPS")
 log = logging.getLogger("infini_llama.prefect")
 
 
@@ -175,10 +178,15 @@ class Server:
             ),
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(prefect_home() / "ui"),
         }
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not OF_UVICORN.fullmatch(name)
+        }
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=defaults | LEASES | os.environ | self.settings | _database(),
+                env=defaults | LEASES | inherited | self.settings | _database(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -193,14 +201,10 @@ class Server:
             PipelineError: its disk is full.
         """
         text = self._logged()
-        is_named = DATABASE_URL in os.environ
-        setting = DATABASE_URL if is_named else "PREFECT_HOME"
-        place = (
-            f"that {DATABASE_URL} names" if is_named else prefect_home() / "prefect.db"
-        )
         for fault, (what, action) in DATABASE_FAULTS.items():
             if fault in text:
                 error = PipelineError if what == FULL else ConfigError
+                place, setting = _place_of_database()
                 what_to_do = action.format(setting=setting)
                 raise error(
                     f"Prefect's database {place} {what} (log: {self.log}); {what_to_do}."
@@ -303,16 +307,9 @@ def _database() -> dict[str, str]:
     home = prefect_home()
     if not {"?", "%"} & set(str(home)):
         return {}
-    from prefect.context import refresh_global_settings_context
-    from prefect.settings import get_current_settings
     from sqlalchemy import URL
 
-    refresh_global_settings_context()
-    url = get_current_settings().server.database.connection_url
-    if (
-        url is None
-        or url.get_secret_value() != f"sqlite+aiosqlite:///{home}/prefect.db"
-    ):
+    if _database_url() != f"sqlite+aiosqlite:///{home}/prefect.db":
         return {}
     uri = URL.create(
         "sqlite+aiosqlite",
@@ -320,3 +317,24 @@ def _database() -> dict[str, str]:
         query={"uri": "true"},
     )
     return {DATABASE_URL: uri.render_as_string()}
+
+
+def _place_of_database() -> tuple[str, str]:
+    """The server's database without its password, and the setting that moves it."""
+    from sqlalchemy import make_url
+
+    own = f"{prefect_home()}/prefect.db"
+    url = _database_url()
+    if url == f"sqlite+aiosqlite:///{own}":
+        return own, "PREFECT_HOME"
+    return make_url(url).render_as_string(hide_password=True), DATABASE_URL
+
+
+def _database_url() -> str:
+    """The address of the server's database, from wherever Prefect has it, or its default."""
+    from prefect.context import refresh_global_settings_context
+
+    # For a process that had imported Prefect before the variables were set.
+    refresh_global_settings_context()
+    url = client_settings().server.database.connection_url
+    return url.get_secret_value() if url else ""

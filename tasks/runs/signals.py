@@ -10,8 +10,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
-# Requests to stop, beside Ctrl-C. The last two are sent by schedulers before a time limit.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+# Sent by schedulers before a time limit.
+TIME_LIMIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+# Requests to stop, beside Ctrl-C.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, *TIME_LIMIT_SIGNALS)
 # A scheduler signals every process of a job, and the job's script passes its own signal on: that is
 # one request.
 ONE_REQUEST_SECONDS = 1.0
@@ -54,10 +56,10 @@ def hangup_as_termination() -> None:
 
 
 def time_limits_as_termination() -> None:
-    """Make SIGUSR1 and SIGXCPU whatever SIGTERM is, after a line that names the signal.
+    """Make each of `TIME_LIMIT_SIGNALS` whatever SIGTERM is, after a line that names the signal.
 
     Schedulers send them before a time limit ends. Without a handler, they end a process at once,
-    and nothing is saved.
+    and nothing is saved. For a rank, SIGUSR2 only requests its stacks (`run_rank`).
     """
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -70,7 +72,7 @@ def time_limits_as_termination() -> None:
             )
         signal.raise_signal(signal.SIGTERM)
 
-    for number in (signal.SIGUSR1, signal.SIGXCPU):
+    for number in TIME_LIMIT_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 

@@ -1,6 +1,7 @@
 """torchrun, which stops after every signal that schedulers send, and looks up no name.
 
-Of SIGUSR1 and SIGXCPU, torchrun itself would die, and its workers with it before they have saved.
+Of SIGUSR1, SIGUSR2 and SIGXCPU, torchrun itself would die, and its workers with it before they have
+saved.
 For its events it would look up this machine's name, which takes minutes where no name server
 answers. The name is in nothing that is used: launch.py gives the address by which the nodes reach
 this one.

@@ -96,7 +96,7 @@ def test_sigterm_saves_and_the_same_command_resumes(lab, calm_softmax_2):
     lab.assert_same("sigterm", calm_softmax_2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGXCPU])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_time_limit_that_reaches_torchrun_and_its_ranks_saves_first(
     number, lab, calm_softmax_2
 ):

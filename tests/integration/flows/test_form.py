@@ -1,8 +1,11 @@
 """What a form changes of a deployed configuration, and the limits in its schema."""
 
+import inspect
+
 import jsonschema
 import pytest
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from infini_llama.configs.errors import ConfigError
 from infini_llama.configs.loading import parse_config
@@ -159,6 +162,32 @@ def test_a_key_of_the_first_section_can_be_named_in_its_own_section():
         ConfigError, match=r"changes\.max_steps=30 and changes\.train\.max_steps=40"
     ):
         with_changes(CONFIG, files | {"max_steps": 30})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_valid"),
+    [
+        ({"unknown": 1}, False),
+        ({"config_": {}}, False),
+        ({"changes": {"max_steps": 40}}, True),
+        ({"config": {}, "schedules": {}, "not_text": {}, "changes": {}}, True),
+    ],
+)
+def test_the_server_refuses_a_parameter_that_the_flow_lacks(parameters, is_valid):
+    schema = form(CONFIG).model_dump(exclude_unset=True)  # as Prefect's client sends it
+    assert [*schema["properties"]] == ["changes"], "the form shows no other parameter"
+    if is_valid:
+        validate(parameters, schema, raise_on_error=True)
+    else:
+        with pytest.raises(ValidationError, match=next(iter(parameters))):
+            validate(parameters, schema, raise_on_error=True)
+
+
+def test_the_schema_allows_each_parameter_of_the_flow():
+    parameters = {name: {} for name in inspect.signature(pretrain.fn).parameters}
+    validate(
+        parameters, form(CONFIG).model_dump(exclude_unset=True), raise_on_error=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,13 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
         "PREFECT_SERVER_API_BASE_PATH": "/other",
         "PREFECT_CLIENT_MAX_RETRIES": "",
     }
+    # With any of them, uvicorn would not serve as the command line says.
+    of_uvicorn = {
+        "WEB_CONCURRENCY": "2",
+        "FORWARDED_ALLOW_IPS": "*",
+        "UVICORN_SSL_KEYFILE": "missing.pem",
+    }
+    environment |= of_uvicorn
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -133,7 +140,8 @@ def test_a_server_ends_with_its_parent_by_ctrl_c(no_prefect, tmp_path):
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "up\n"
-        assert len(servers_of(home)) == 1
+        (server,) = servers_of(home)
+        assert not of_uvicorn.keys() & server.environ().keys()
         parent.send_signal(signal.SIGINT)
         parent.communicate(timeout=30)
     wait_until(lambda: servers_of(home) == [], 10)
@@ -222,14 +230,14 @@ def test_an_unreachable_server_is_reported(no_prefect, monkeypatch, tmp_path, si
         (200, '"2.20.3"', 64),
         (401, "{}", 64),
         (403, "{}", 64),
-        (404, "{}", 70),
+        (404, "{}", 64),
         (500, "", 70),
     ],
 )
 def test_a_server_that_is_not_usable_is_reported(
     no_prefect, monkeypatch, tmp_path, status, body, code
 ):
-    """A page, another major version of Prefect, a wrong password, another service, and a fault."""
+    """A page, another major version of Prefect, a wrong password, no API there, and a fault."""
 
     with answering(lambda _: (status, body)) as place:
         monkeypatch.setenv("PREFECT_API_URL", f"http://user:secret@{place}/api")
@@ -242,6 +250,16 @@ def test_a_server_that_is_not_usable_is_reported(
             with pytest.raises(PipelineError, match="PREFECT_API_URL") as raised, api:
                 raise AssertionError("it was taken for Prefect's API")
             assert raised.value.exit_code == code and "secret" not in str(raised.value)
+
+
+def test_blanks_around_an_address_are_left_out(no_prefect, monkeypatch, tmp_path):
+    with answering(as_empty_server) as place:
+        monkeypatch.setenv("PREFECT_API_URL", f" http://{place}/api ")
+        with api_for_run(tmp_path):
+            assert os.environ["PREFECT_API_URL"] == f"http://{place}/api"
+        monkeypatch.setenv("PREFECT_API_URL", " ")
+        prepare_client(tmp_path)
+        assert not has_api()
 
 
 def as_empty_server(path: str) -> tuple[int, str]:
@@ -304,6 +322,39 @@ except ConfigError as error:
     assert name.removeprefix("PREFECT_CLIENT_").lower() in done.stdout.lower(), (
         done.stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PREFECT_API_REQUEST_TIMEOUT", "abc"),
+        ("PREFECT_CLIENT_CUSTOM_HEADERS", "{bad"),
+    ],
+)
+def test_a_wrong_setting_of_prefect_is_named_beside_an_own_server(
+    no_prefect, tmp_path, name, value
+):
+    """In a process of its own, as `run`: Prefect's settings fail while it is imported."""
+    check = """
+from pathlib import Path
+from infini_llama.configs.errors import ConfigError
+from infini_llama.flows.server import api_for_run
+try:
+    with api_for_run(Path("home")):
+        pass
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", check],
+        env=os.environ | {name: value},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    key = name.split("_", 2)[2].lower()
+    assert "a setting of Prefect is wrong" in done.stdout and key in done.stdout
 
 
 def test_a_server_that_disappears_is_reported(no_prefect, monkeypatch, tmp_path):
@@ -423,18 +474,44 @@ def test_a_database_that_cannot_be_used_is_named_with_what_to_do(
     assert str(file) in str(refused.value) and "ry again" not in str(refused.value)
 
 
-def test_the_setting_that_names_a_database_is_named(no_prefect, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+        "PREFECT_API_DATABASE_CONNECTION_URL",
+        "prefect.toml",
+    ],
+)
+def test_a_database_that_a_setting_names_is_named(
+    no_prefect, monkeypatch, tmp_path, name
+):
     missing = tmp_path / "missing" / "prefect.db"
-    monkeypatch.setenv(
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{missing}"
-    )
+    url = f"sqlite+aiosqlite:///{missing}"
+    if name == "prefect.toml":
+        (tmp_path / name).write_text(f'server.database.connection_url = "{url}"\n')
+    else:
+        monkeypatch.setenv(name, url)
     with (
         pytest.raises(
             ConfigError, match="another place in PREFECT_SERVER_DATABASE_CONNECTION_URL"
-        ),
+        ) as refused,
         api_for_run(tmp_path),
     ):
         pass
+    assert f"Prefect's database {url} cannot be opened" in str(refused.value)
+
+
+def test_a_named_database_is_named_without_its_password(
+    no_prefect, monkeypatch, tmp_path
+):
+    database = "postgresql+asyncpg://user:hunter/2@127.0.0.1:1/prefect"
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", database)
+    server = Server(tmp_path, "127.0.0.1", 4200, {})
+    server.log.parent.mkdir()
+    server.log.write_text("No space left on device\n")
+    with pytest.raises(PipelineError) as refused:
+        server.refuse_database()
+    assert "postgresql+asyncpg://user:***@127.0.0.1:1/prefect" in str(refused.value)
 
 
 def test_a_full_disk_of_the_database_is_named(no_prefect, tmp_path):

@@ -65,6 +65,7 @@ SIGNALS = [
     signal.SIGINT,
     signal.SIGHUP,
     signal.SIGUSR1,
+    signal.SIGUSR2,
     signal.SIGXCPU,
 ]
 # Below nohup, SIGHUP stays ignored; test_hangup.py asserts it in a terminal.
@@ -105,7 +106,7 @@ def test_while_text_is_prepared(slow_lab, number):
     text = stop(started, number)
     assert "the same command" in text
     assert (f"received {number.name}" in text) == (
-        number in (signal.SIGUSR1, signal.SIGXCPU)
+        number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
     )
 
 
