@@ -264,7 +264,9 @@ def no_space(error: BaseException, what: str = "") -> str | None:
         what = f"'{error.filename}'" if error.filename else "a file"
     cure = "free space"
     if error.errno == errno.EFBIG:
-        cure = "raise the limit of a file's size (ulimit -f), or use another filesystem,"
+        cure = (
+            "raise the limit of a file's size (ulimit -f), or use another filesystem,"
+        )
     return (
         f"no space to write {what} ({os.strerror(error.errno or 0)}); {cure} and run the same "
         "command again."

@@ -201,14 +201,7 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         """
         x = self._embeddings(input_ids, inputs_embeds)
         _refuse_unsupported(attention_mask, position_ids, kwargs)
-        if past_key_values is not None and cache is not None:
-            raise ValueError("give either past_key_values or cache")
-        past = past_key_values if cache is None else cache
-        if past is not None and not isinstance(past, InfiniCache):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(
-                f"{CACHE} is a {type(past).__name__}, which has no place for a memory; give none, "
-                "or the one that an earlier call with use_cache=True has returned"
-            )
+        past = _given_cache(past_key_values, cache)
         if use_cache and past is None:
             past = InfiniCache(
                 max(x.shape[1], self._llama.config.max_position_embeddings)
@@ -343,6 +336,23 @@ class InfiniLlamaModel(InfiniLlamaForCausalLM):
             last_hidden_state=output.hidden_states[-1],
             **{CACHE: output.get(CACHE)},
         )
+
+
+def _given_cache(past_key_values: Any, cache: InfiniCache | None) -> InfiniCache | None:
+    """The cache of a call, by either name.
+
+    Raises:
+        ValueError: there are two, or it is another program's.
+    """
+    if past_key_values is not None and cache is not None:
+        raise ValueError("give either past_key_values or cache")
+    past = past_key_values if cache is None else cache
+    if past is None or isinstance(past, InfiniCache):
+        return past
+    raise ValueError(
+        f"{CACHE} is a {type(past).__name__}, which has no place for a memory; give none, or the "
+        "one that an earlier call with use_cache=True has returned"
+    )
 
 
 def _refuse_unsupported(
