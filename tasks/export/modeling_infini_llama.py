@@ -183,17 +183,15 @@ class InfiniLlamaForCausalLM(PreTrainedModel, GenerationMixin):
         cache: InfiniCache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits for input_ids [B, T] or inputs_embeds [B, T, D].
+        """Logits for input_ids [B, T] or inputs_embeds [B, T, D]; the cross-entropy with `labels`.
 
-        With `labels` [B, T] (not shifted) the cross-entropy, too.
+        The labels [B, T] are not shifted.
 
         Rows may be padded on either side, where `attention_mask` [B, T] is 0, or packed:
         `position_ids` [B, T] that do not go up by one begin another document, which sees nothing of
-        those before it.
-
-        A cache is begun with use_cache=True alone. With `past_key_values`, which transformers 5.24
-        calls `cache`, the tokens are the next ones; only the first of them may be padded. `kwargs`
-        go to the loss function.
+        those before it. A cache is begun with use_cache=True alone. With `past_key_values`, which
+        transformers 5.24 calls `cache`, the tokens are the next ones; only the first of them may be
+        padded. `kwargs` go to the loss function.
 
         Raises:
             ValueError: both or none of input_ids and inputs_embeds, two caches, or an input that

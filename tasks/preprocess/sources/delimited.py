@@ -114,7 +114,8 @@ def _texts(table: Iterator[Rows], text_column: str) -> Iterator[Batch]:
     def record(number: int, row: list[str]) -> str | Fault:
         if len(row) != width:
             return Fault(f"has {len(row)} fields instead of {width} in line {number}")
-        if row == header:
+        # In a single column, it may be a word of the text.
+        if width > 1 and row == header:
             return Fault(f"repeats the header in line {number}, as joined files do")
         return row[column]
 
