@@ -137,6 +137,7 @@ def supervise(
         statuses=read_statuses(attempt_dir, attempt.plan.world_size),
         log_folder=str(attempt_dir),
         hint=workers.hint(),
+        crashes=workers.crashes(),
         hang=hang,
         fault=fault,
         stop_request=stop_request,

@@ -40,6 +40,9 @@ KILL_SECONDS = 30.0
 EXCEPTION = re.compile(
     r"^(?!.*ChildFailedError)[\w.]+(?:Error|Exception):\s*\S.*", re.MULTILINE
 )
+# What Python's faulthandler writes of a signal that it dies of, before the stacks.
+CRASH = re.compile(rb"^Fatal Python error: (.+)$", re.MULTILINE)
+END_OF_LOG = 2**20  # bytes
 # Seconds after a signal in which torchrun kills its ranks, if their supervisor, which does so after
 # the grace period, is gone. runtime.grace_period may be as long.
 TORCHRUN_END_SECONDS = 3600
@@ -271,6 +274,18 @@ class TorchrunWorkers:
         lines = re.findall(r".*\w.*", text)
         candidates = EXCEPTION.findall(text) or lines or [""]
         return " ".join(candidates[-1].split())
+
+    def crashes(self) -> dict[int, str]:
+        """The signal of each rank that crashed, such as "segmentation fault", as its log says."""
+        found: dict[int, str] = {}
+        for rank in range(self.world_size):
+            log = self.attempt_dir / f"rank-{rank}.log"
+            with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - END_OF_LOG))
+                crash = CRASH.search(file.read())
+                if crash:
+                    found[rank] = crash[1].decode(errors="replace").lower()
+        return found
 
     def log(self) -> str:
         """The output of torchrun."""

@@ -1,7 +1,7 @@
 """The end of an attempt, from all that is known of it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from infini_llama.configs.errors import (
     ConfigError,
@@ -23,6 +23,7 @@ class Evidence:
         statuses: of each rank, None if it wrote none.
         log_folder: named in the message, for people.
         hint: why no worker may have started.
+        crashes: the signal of a rank that crashed, in words, by the rank.
         hang: which rank hung, if one did.
         fault: what went wrong in this process while it watched.
         stop_request: what asked this process to stop (Ctrl-C, SIGTERM, Prefect's cancellation).
@@ -32,6 +33,7 @@ class Evidence:
     statuses: Sequence[RankStatus | None]
     log_folder: str
     hint: str = ""
+    crashes: Mapping[int, str] = field(default_factory=dict[int, str])
     hang: str | None = None
     fault: Exception | None = None
     stop_request: BaseException | None = None
@@ -125,7 +127,11 @@ def _reported(evidence: Evidence) -> Outcome:
         return Outcome("preempted", ExitCode.PREEMPTED, message, step)
     if failed and not silent:
         return _failed(failed[0], logs)
-    if silent and returncode < 0:
+    crashed = [rank for rank in silent if rank in evidence.crashes]
+    if crashed:
+        rank = crashed[0]
+        message = f"rank {rank} crashed ({evidence.crashes[rank]}); see {logs}/rank-{rank}.log."
+    elif silent and returncode < 0:
         message = f"torchrun was killed by signal {-returncode}; logs are in {logs}."
     elif silent and not written:
         hint = f": {evidence.hint.rstrip('.')}" if evidence.hint else ""
