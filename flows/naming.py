@@ -42,7 +42,8 @@ def usable_home(home: Path, name: str) -> Path:
         raise ConfigError(
             f"{name}={home} is no folder ({fault}); name another one."
         ) from None
-    for folder in (home.expanduser().absolute(), *home.expanduser().absolute().parents):
+    given = home.expanduser().absolute()
+    for folder in (given, *given.parents):
         if folder.is_symlink() and not folder.exists():
             raise ConfigError(
                 f"{name}={home}: {folder} is a link to {folder.readlink()}, which does not exist; "

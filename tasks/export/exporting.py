@@ -162,8 +162,12 @@ def _bring_over(before: Path, output: Path) -> None:
     """Remove the export of an earlier checkpoint, but for what others have put into its folder."""
     own = {MANIFEST, *read_manifest(before, EXPORT).files}
     for path in before.iterdir():
-        if path.name not in own and not (output / path.name).exists():
-            path.rename(output / path.name)
+        if path.name in own:
+            continue
+        place = output / path.name
+        if place.exists():  # a file that this export has, and the earlier one had not
+            place = place.with_name(f"{path.name}.before")
+        path.rename(place)
     remove(before)
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from infini_llama.configs.errors import (
     ConfigError,
     PipelineError,
+    Preempted,
     no_space,
     shown_url,
     url_error_message,
@@ -373,7 +374,7 @@ def _asked(config: PipelineConfig, url: str) -> Generator[None]:
 def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     """Copy what is committed in the background, inside the block; leaving waits for the last copy.
 
-    After an error or a request to stop, it waits for `runtime.grace_period` at most.
+    After a request to stop, it waits for `runtime.grace_period` at most.
 
     A mirror that does not answer never stops training: each new fault is logged as a warning, and a
     failed copy is tried again. What is not copied in the end is logged, too.
@@ -418,8 +419,9 @@ def mirrored(config: PipelineConfig, reference: DatasetRef) -> Generator[None]:
     longest = math.inf
     try:
         yield
-    except BaseException:
-        longest = config.runtime.grace_period
+    except BaseException as error:
+        if isinstance(error, Preempted) or not isinstance(error, Exception):
+            longest = config.runtime.grace_period
         raise
     finally:
         over.set()

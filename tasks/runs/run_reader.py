@@ -492,7 +492,7 @@ def list_runs(home: Path) -> list[RunResults]:
     for path in run_folders(home):
         try:
             run = RunFolder(path)
-            if run.read_lineage() is not None:
+            if run.has_begun():
                 runs.append(RunReader(path).results)
         except (Damaged, OSError) as fault:  # it may be another user's
             log.warning("run %s is skipped: %s", path.name, fault)

@@ -602,3 +602,15 @@ def test_a_mirror_that_hangs_holds_nothing_up_after_a_stop(
     assert "does not answer; not copied: " in caplog.text
     assert "runs/one/checkpoints/step-00000010" in caplog.text
     released.set()
+
+
+def test_the_last_copy_is_waited_for_after_a_failure(home, monkeypatch, reference, run):
+    """Unlike after a stop, nothing will end this process."""
+    config = settings(home, "memory://slow")
+    config = changed(config, runtime=changed(config.runtime, grace_period=0.1))
+    has = Mirror.has
+    monkeypatch.setattr(Mirror, "has", lambda *given: time.sleep(0.5) or has(*given))
+    with pytest.raises(PipelineError, match="diverged"), mirrored(config, reference):
+        path = checkpoint(run, 10)
+        raise PipelineError("diverged")
+    assert Mirror("memory://slow", home).is_whole(path)
